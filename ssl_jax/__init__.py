@@ -1,0 +1,1 @@
+"""Contrastive self-supervised learning and its temperature, in JAX."""

@@ -1,0 +1,1 @@
+"""Slow, obvious float64 loops that the package is compared with."""
