@@ -1,0 +1,37 @@
+"""Encoders by name. Each maps images [N, H, W, 3] to features [N, D] in float32: `apply(variables, images, train)`.
+
+Parameters are float32, the compute is in `dtype`, batch-norm statistics are float32 and, under an `axis_name`, global.
+"""
+
+import functools
+
+import jax.numpy as jnp
+
+from ssl_jax.models import heads, norm, registry
+from ssl_jax.models.alexnet import AlexNet
+from ssl_jax.models.resnet import BasicBlock, Bottleneck, ResNet
+from ssl_jax.models.vit import ViT
+
+__all__ = ['NAMES', 'create', 'heads', 'norm']
+
+_RESNETS = {
+  'resnet18': functools.partial(ResNet, stage_sizes=(2, 2, 2, 2), block=BasicBlock),
+  'resnet34': functools.partial(ResNet, stage_sizes=(3, 4, 6, 3), block=BasicBlock),
+  'resnet50': functools.partial(ResNet, stage_sizes=(3, 4, 6, 3), block=Bottleneck),
+  'resnet101': functools.partial(ResNet, stage_sizes=(3, 4, 23, 3), block=Bottleneck),
+}
+_ENCODERS = {
+  **_RESNETS,
+  **{f'{name}_cifar': functools.partial(resnet, stem='cifar') for name, resnet in _RESNETS.items()},
+  'resnet_tiny': functools.partial(ResNet, stage_sizes=(1, 1, 1), width=32, stem='cifar', stem_stride=2),
+  'alexnet_small': functools.partial(AlexNet),
+  'vit_s16': functools.partial(ViT, patch=16, width=384, depth=12, heads=12),
+  'vit_b16': functools.partial(ViT, patch=16, width=768, depth=12, heads=12),
+  'vit_tiny32': functools.partial(ViT, patch=4, width=192, depth=12, heads=3),
+}
+NAMES = tuple(_ENCODERS)
+
+
+def create(name, *, dtype=jnp.float32, axis_name=None, **kwargs):
+  """The encoder `name` of NAMES as a linen module; `kwargs` are its other fields, such as `zero_init_residual`."""
+  return registry.create('encoder', _ENCODERS, name, dtype=dtype, axis_name=axis_name, **kwargs)

@@ -1,0 +1,38 @@
+# make train: a result on this machine in a few minutes.  make test, make lint, make views.
+# Everything works from a fresh clone: the virtual environment is made first. Another Python: make PYTHON=python3.12 test
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: train test lint format views clean
+
+train: $(VENV)/.installed
+	$(BIN)/python main.py --config=configs/quickstart.py --workdir=runs/quickstart
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+views: $(VENV)/.installed
+	$(BIN)/python main.py --mode=views --config=configs/quickstart.py --workdir=runs/views
+
+$(VENV)/.installed: setup.cfg pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ssl_jax needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,96 @@
+"""Every key of a run, with its meaning. Other configs inherit from here and change a few.
+
+Any key is also a flag (`--config.optimizer.learning_rate=0.03`) and an option of the file
+(`--config=configs/cifar10.py:dystress,seed=1`). A section marked "named" takes, beside `name`, the parameters of
+what it names; giving it another name drops the parameters of the old one.
+"""
+
+import re
+
+from ml_collections import ConfigDict
+
+from ssl_jax.config import override
+
+
+def get_config(arg=''):
+  config = ConfigDict()
+  config.seed = 0  # initial weights, data order, augmentation: everything random follows from it
+  config.epochs = 200  # passes over the training images
+  config.steps = 0  # train this many steps instead (0: the epochs decide)
+  config.batch_size = 128  # images a step, over all devices
+  config.dtype = 'bfloat16'  # of the encoder's compute: bfloat16 or float32; all else is float32
+
+  config.data = ConfigDict()
+  config.data.source = 'tfds'  # tfds, arrays (.npz), folder (of images), embedded (drawn on the spot)
+  config.data.name = 'cifar10'  # the tfds name; a label for the other sources
+  config.data.path = ''  # tfds data_dir, .npz file or image folder (tfds: '' is TFDS_DATA_DIR or the tfds default)
+  config.data.train_split = 'train'  # tfds split, or sub-folder
+  config.data.test_split = 'test'
+  config.data.image_size = 32  # pixels a side of what the encoder sees
+  config.data.classes = ''  # '' for all, or a named list of classes: imagenet100
+  config.data.broken = 'error'  # an unreadable image: error, or skip (and count)
+  config.data.on_device = 'auto'  # yes: all images live on the device; no: host workers; auto: yes up to 4 GiB
+  config.data.workers = 0  # processes that decode and crop what does not live on the device (0: threads)
+
+  config.views = 2  # augmented views of each image
+  config.augment = dict(name='dystress_cifar')  # named: a preset of ssl_jax/data/augment.py and what to change in it
+  config.augment_other = dict()  # what to change in it for every second view (asymmetric views)
+
+  config.model = dict(name='resnet18_cifar')  # named: an encoder of ssl_jax/models
+  config.projector = dict(name='simclr')  # named: a head of ssl_jax/models/heads.py
+  config.method = dict(name='simclr')  # named: a method of ssl_jax/methods
+  config.loss = dict(name='info_nce')  # named: a loss of ssl_jax/losses
+  config.temperature = dict(name='constant', tau=0.2)  # named: ssl_jax/temperature.py; none for a loss without one
+
+  config.optimizer = ConfigDict()
+  config.optimizer.name = 'sgd'  # sgd, lars, adamw
+  config.optimizer.learning_rate = 0.06
+  config.optimizer.scaling = 'none'  # none; linear: rate·batch/256; sqrt: rate·sqrt(batch)
+  config.optimizer.momentum = 0.9  # of sgd and lars
+  config.optimizer.betas = (0.9, 0.999)  # of adamw
+  config.optimizer.weight_decay = 5e-4
+  config.optimizer.exempt = False  # no decay and no trust ratio for biases and norms
+  config.optimizer.schedule = 'cosine'  # cosine (to zero), step (times decay at each milestone), constant
+  config.optimizer.warmup_epochs = 0.0  # linear from zero
+  config.optimizer.milestones = (160, 190)  # epochs, of schedule step
+  config.optimizer.decay = 0.1
+
+  config.parallel = ConfigDict()
+  config.parallel.map = 'pmap'  # pmap or shard_map: the same update, the same numbers
+  config.parallel.devices = 0  # how many of this machine's devices (0: all)
+  config.parallel.steps_per_call = 0  # steps scanned in one dispatch (0: an epoch on accelerators, 1 on a CPU)
+  config.parallel.processes = 1  # more than 1: jax.distributed, one process a host, each started with the same command
+
+  config.checkpoint = ConfigDict()
+  config.checkpoint.every_minutes = 10.0  # one is also written at the end and at an interruption
+  config.checkpoint.every_steps = 0  # 0: the minutes decide alone
+  config.checkpoint.keep = 2
+
+  config.log = ConfigDict()
+  config.log.every_steps = 50  # a row of metrics.jsonl, of TensorBoard and of the plain progress
+  config.log.tensorboard = True
+
+  config.eval = ConfigDict()
+  config.eval.every_epochs = 20  # kNN on the way (0: only at the end)
+  config.eval.at_start = False  # kNN of the untrained encoder and of raw pixels first
+  config.eval.features = 'backbone'  # backbone or projector
+  config.eval.k = (200,)  # neighbours; () for no kNN
+  config.eval.vote = 'cosine'  # cosine: exp(s / temperature); distance: 1 / L2; majority
+  config.eval.temperature = 0.1
+  config.eval.batch_size = 1000
+  return options(config, arg)
+
+
+def options(config, arg, variants=None):
+  """The config changed by `arg`: comma-separated names of `variants` (dicts of keys) and `key=value` pairs."""
+  for option in filter(None, re.split(r',(?![^(]*\))', arg)):  # a comma inside (a, b) does not part options
+    key, equals, value = option.partition('=')
+    if equals:
+      override(config, key, value)
+    elif key in (variants or {}):
+      for name, changed in variants[key].items():
+        override(config, name, changed)
+    else:
+      known = ', '.join(sorted(variants or {})) or 'none'
+      raise ValueError(f'option {option!r} is neither key=value nor a variant of this config (it has: {known})')
+  return config

@@ -1,0 +1,88 @@
+"""Orbax checkpoints of the train state, tied to the config that made them. Nothing is unpickled."""
+
+import json
+import os
+import pathlib
+import tempfile
+
+import jax
+import orbax.checkpoint as ocp
+
+from ssl_jax.config import difference
+from ssl_jax.state import State
+
+
+def writable(workdir: str | os.PathLike) -> pathlib.Path:
+  """The directory, made where it was not, or an error that says why it cannot be written."""
+  workdir = pathlib.Path(workdir).absolute()
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=workdir):
+      return workdir
+  except OSError as error:
+    raise ValueError(
+      f'--workdir={str(workdir)!r} cannot be written ({error.strerror}): give another directory'
+    ) from None
+
+
+def claim(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
+  """Makes the workdir this run's own: writes config.json, or refuses a directory that another run has."""
+  workdir = writable(workdir)
+  file = workdir / 'config.json'
+  if file.exists():
+    if differs := difference(read_config(workdir), config):
+      raise ValueError(f'--workdir={str(workdir)!r} holds a run of another config ({differs}): give another directory')
+  if jax.process_index() == 0:
+    write_text(file, json.dumps(config, indent=2) + '\n')
+  return workdir
+
+
+def read_config(workdir: str | os.PathLike) -> dict:
+  """The config of the run in a workdir."""
+  file = pathlib.Path(workdir) / 'config.json'
+  if not file.exists():
+    raise ValueError(f'--workdir={str(workdir)!r} holds no run (no config.json): train there first')
+  return json.loads(file.read_text())
+
+
+def write_text(file: pathlib.Path, text: str) -> None:
+  """Writes a file whole or not at all."""
+  part = file.with_name(file.name + '.part')
+  part.write_text(text)
+  part.replace(file)
+
+
+class Checkpoints:
+  """The checkpoints of one workdir: the newest few, each whole or absent, written in the background."""
+
+  def __init__(self, workdir: pathlib.Path, config: dict, keep: int):
+    self.config = config
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+    self.manager = ocp.CheckpointManager(workdir / 'checkpoints', options=options, item_names=('state', 'config'))
+
+  def latest(self) -> int | None:
+    return self.manager.latest_step()
+
+  def save(self, state: State) -> None:
+    """Keeps a state of host arrays; does nothing for a step that is already kept."""
+    step = int(state.step)
+    if step not in self.manager.all_steps():
+      args = ocp.args.Composite(state=ocp.args.StandardSave(state), config=ocp.args.JsonSave(self.config))
+      self.manager.save(step, args=args)
+
+  def restore(self, like: State) -> State:
+    """The newest state, with the shapes and types of `like`; refuses one that another config made."""
+    step = self.latest()
+    saved = self.manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))['config']
+    if differs := difference(saved, self.config):
+      raise ValueError(f'checkpoint {step} in {self.manager.directory} is of another config ({differs})')
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(like))
+    return self.manager.restore(step, args=args)['state']
+
+  def preempted(self, step: int) -> bool:
+    """Whether all hosts agreed to stop at this step, one of them having been told to."""
+    return jax.process_count() > 1 and self.manager.reached_preemption(step)
+
+  def close(self) -> None:
+    self.manager.wait_until_finished()
+    self.manager.close()

@@ -1,0 +1,208 @@
+"""From a config file and flags to a config that is known to be sound, before anything is compiled or loaded."""
+
+import ast
+import difflib
+import importlib.util
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from ml_collections import ConfigDict
+
+# Sections whose keys depend on their name; whatever they name checks them.
+NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'temperature')
+
+CHOICES = {
+  'dtype': ('bfloat16', 'float32'),
+  'data.source': ('tfds', 'arrays', 'folder', 'embedded'),
+  'data.classes': ('', 'imagenet100'),
+  'data.broken': ('error', 'skip'),
+  'data.on_device': ('auto', 'yes', 'no'),
+  'optimizer.name': ('sgd', 'lars', 'adamw'),
+  'optimizer.scaling': ('none', 'linear', 'sqrt'),
+  'optimizer.schedule': ('cosine', 'step', 'constant'),
+  'parallel.map': ('pmap', 'shard_map'),
+  'eval.features': ('backbone', 'projector'),
+  'eval.vote': ('cosine', 'distance', 'majority'),
+}
+
+# (least, whether that least value itself is allowed)
+LEAST = {
+  'seed': (0, True),
+  'epochs': (0, False),
+  'steps': (0, True),
+  'batch_size': (2, True),
+  'views': (2, True),
+  'data.image_size': (1, True),
+  'data.workers': (0, True),
+  'optimizer.learning_rate': (0, False),
+  'optimizer.momentum': (0, True),
+  'optimizer.weight_decay': (0, True),
+  'optimizer.warmup_epochs': (0, True),
+  'optimizer.decay': (0, False),
+  'parallel.devices': (0, True),
+  'parallel.steps_per_call': (0, True),
+  'parallel.processes': (1, True),
+  'checkpoint.every_minutes': (0, False),
+  'checkpoint.every_steps': (0, True),
+  'checkpoint.keep': (1, True),
+  'log.every_steps': (1, True),
+  'eval.every_epochs': (0, True),
+  'eval.temperature': (0, False),
+  'eval.batch_size': (1, True),
+}
+
+# Keys that may change between the parts of a resumed run, since they do not change what it computes.
+HARMLESS = ('data.path', 'data.workers', 'parallel', 'checkpoint', 'log', 'eval')
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+  """A clause that offers the right name for a wrong one."""
+  close = difflib.get_close_matches(name, known, n=1)
+  return f'did you mean {close[0]!r}?' if close else f'choose one of {", ".join(known)}'
+
+
+def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
+  """The config of `FILE.py[:options]`, with `key=value` overrides. Not validated yet."""
+  file, _, arg = path.partition(':')
+  if not pathlib.Path(file).is_file():
+    folder = pathlib.Path(file).parent
+    known = [str(folder / p.name) for p in sorted(folder.glob('*.py')) if p.stem != '__init__']
+    raise ValueError(
+      f'--config={file!r} is not a file: {nearest(file, known) if known else "give a configs/*.py file"}'
+    )
+  spec = importlib.util.spec_from_file_location('config_file', file)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return _overridden(module.get_config(arg), overrides)
+
+
+def restore(saved: Mapping, overrides: Sequence[str] = ()) -> ConfigDict:
+  """The config of a finished run, from its config.json."""
+  tuples = lambda x: (
+    {k: tuples(v) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
+  )
+  return _overridden(ConfigDict(tuples(saved)), overrides)
+
+
+def _overridden(config, overrides):
+  # A section's new name comes before its new parameters, in whatever order they were typed.
+  pairs = [text.partition('=')[::2] for text in overrides]
+  for key, value in sorted(pairs, key=lambda pair: not pair[0].endswith('.name')):
+    override(config, key, value)
+  return config
+
+
+def override(config: ConfigDict, key: str, value) -> None:
+  """Sets one dotted key; text is read as a Python literal where it is one and the key does not hold text."""
+  *path, last = key.split('.')
+  section = config
+  for depth, part in enumerate(path):
+    if part not in section or not isinstance(section[part], ConfigDict):
+      known = [k for k in section if isinstance(section[k], ConfigDict)]
+      raise ValueError(f'config key {key!r} does not exist: {nearest(".".join(path[: depth + 1]), known)}')
+    section = section[part]
+  named = bool(path) and path[0] in NAMED
+  if isinstance(value, str) and not isinstance(section.get(last), str):
+    value = _literal(value)
+  if named and last == 'name':
+    if value != section.get('name'):
+      for stale in list(section):
+        del section[stale]
+    section.name = value
+    return
+  if last not in section and not named:
+    raise ValueError(f'config key {key!r} = {value!r} does not exist: {nearest(last, list(section))}')
+  if named:
+    if last in section:
+      del section[last]  # its type may change: a number, or the dict of a schedule
+    section[last] = value
+    return
+  if isinstance(section[last], ConfigDict):
+    if not isinstance(value, Mapping):
+      raise ValueError(f'config key {key!r} = {value!r} is a section: set one of {", ".join(section[last])}')
+    if last in NAMED:
+      config[key] = ConfigDict(dict(value))
+    else:
+      for name, inner in value.items():
+        override(config, f'{key}.{name}', inner)
+    return
+  section[last] = _same_type(key, value, section[last])
+
+
+def _literal(text: str):
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return {'true': True, 'false': False}.get(text.lower(), text)
+
+
+def _same_type(key, value, default):
+  """`value` as the type of `default`, or an error."""
+  if isinstance(default, bool) or isinstance(value, bool):
+    fits = isinstance(default, bool) and isinstance(value, bool)
+  elif isinstance(default, float):
+    fits = isinstance(value, int | float)
+    value = float(value) if fits else value
+  elif isinstance(default, int):
+    fits = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    value = int(value) if fits else value
+  elif isinstance(default, tuple):
+    value = tuple(value) if isinstance(value, tuple | list) else (value,)
+    fits = all(isinstance(v, int | float) for v in value)
+  else:
+    fits = isinstance(value, type(default))
+  if not fits:
+    raise ValueError(f'{key} = {value!r} must be of type {type(default).__name__}, such as {default!r}')
+  return value
+
+
+def flatten(config: Mapping, prefix: str = '') -> dict:
+  """{'data.name': 'cifar10', ...}; a named section's dicts are flattened too."""
+  flat = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping | ConfigDict):
+      flat |= flatten(value, f'{prefix}{key}.')
+    else:
+      flat[prefix + key] = list(value) if isinstance(value, tuple) else value
+  return flat
+
+
+def validate(config: ConfigDict, base: ConfigDict) -> None:
+  """Refuses a config with a key that `base` has not, a value of another type, out of range or of unknown name."""
+  _validate_keys(config, base, '')
+  flat = flatten(config)
+  for key, known in CHOICES.items():
+    if flat[key] not in known:
+      raise ValueError(f'{key} = {flat[key]!r} does not exist: {nearest(str(flat[key]), known)}')
+  for key, (least, inclusive) in LEAST.items():
+    if not (flat[key] >= least if inclusive else flat[key] > least) or not math.isfinite(flat[key]):
+      raise ValueError(f'{key} = {flat[key]!r} must be {"at least" if inclusive else "above"} {least}')
+  if any(not isinstance(k, int) or k < 1 for k in config.eval.k):
+    raise ValueError(f'eval.k = {config.eval.k!r} must be numbers of neighbours, such as (200,), or () for no kNN')
+
+
+def _validate_keys(config, base, prefix):
+  for key in config:
+    if key not in base:
+      raise ValueError(f'config key {prefix + key!r} does not exist: {nearest(key, list(base))}')
+  for key, default in base.items():
+    if key not in config:
+      raise ValueError(f'config key {prefix + key!r} is missing: inherit from configs/base.py')
+    if prefix == '' and key in NAMED:
+      if key != 'augment_other' and 'name' not in config[key]:
+        raise ValueError(f'{key} = {dict(config[key])!r} must have a name, such as {dict(default)!r}')
+    elif isinstance(default, ConfigDict):
+      _validate_keys(config[key], default, f'{prefix}{key}.')
+    else:
+      config[key] = _same_type(prefix + key, config[key], default)
+
+
+def difference(old: Mapping, new: Mapping) -> str | None:
+  """The first key in which two runs differ in more than harmless ways, as one line; None if they are the same run."""
+  old, new = flatten(old), flatten(new)
+  for key in sorted(old.keys() | new.keys()):
+    harmless = any(key == h or key.startswith(h + '.') for h in HARMLESS)
+    if not harmless and old.get(key) != new.get(key):
+      return f'{key} = {new.get(key)!r} here, {old.get(key)!r} there'
+  return None

@@ -1,0 +1,30 @@
+"""A grid of images in one PNG: what the network is shown, seen."""
+
+import pathlib
+
+import numpy as np
+from PIL import Image
+
+GAP = 2  # white pixels around each image
+READABLE = 96  # pixels a side that small images are enlarged to, about
+
+
+def draw(rows, path, scale=None):
+  """Writes `[rows, columns, H, W, C]`, C 1 or 3, uint8 or floats in [0, 1] (values outside are clipped), to a PNG.
+
+  Each pixel becomes `scale` x `scale`; by default small images are enlarged to about 96 pixels. Returns the path.
+  """
+  images = np.asarray(rows)
+  if images.ndim != 5 or images.shape[-1] not in (1, 3) or 0 in images.shape:
+    raise ValueError(f'rows of shape {images.shape}: give [rows, columns, H, W, C] with C 1 or 3 and no empty axis.')
+  if images.dtype != np.uint8:
+    images = np.round(255 * np.clip(np.nan_to_num(images), 0, 1)).astype(np.uint8)
+  if scale is None:
+    scale = max(1, round(READABLE / max(images.shape[2:4])))
+  images = images.repeat(scale, axis=2).repeat(scale, axis=3)
+  images = np.pad(images, ((0, 0), (0, 0), (GAP, GAP), (GAP, GAP), (0, 0)), constant_values=255)
+  grid = np.concatenate(np.concatenate(images, axis=1), axis=1)
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  Image.fromarray(np.broadcast_to(grid, (*grid.shape[:2], 3))).save(path, format='PNG')
+  return path

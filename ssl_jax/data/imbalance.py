@@ -1,0 +1,97 @@
+"""Imbalanced subsets of a labelled set (SPEC section 6).
+
+Each function takes the labels int `[N]` of the whole set and returns the sorted positions int64 `[M]` of the images
+that stay, drawn without replacement and fixed by the seed. Classes are 0 ... C - 1, C - 1 being the largest label.
+"""
+
+import math
+
+import numpy as np
+
+
+def exponential_tail(labels, ratio, n_max=None, *, seed):
+  """CIFAR-LT (Cao et al. 2019): class c of C keeps floor(n_max · ratio^(c / (C - 1))); n_max: the largest class."""
+  if not 0 < ratio <= 1:
+    raise ValueError(f'ratio is {ratio}; it is the share of the last class in the first, so take it from (0, 1]')
+  sizes = _sizes(labels)
+  n_max = sizes.max() if n_max is None else n_max
+  wanted = [math.floor(n_max * ratio ** (c / max(len(sizes) - 1, 1))) for c in range(len(sizes))]
+  return _draw(labels, np.minimum(wanted, sizes), seed)
+
+
+def linear_imbalance(labels, *, seed):
+  """Of the n images of class c = 1 ... C, floor(n · c / C) stay (cacr 5.1)."""
+  sizes = _sizes(labels)
+  return _draw(labels, [n * c // len(sizes) for c, n in enumerate(sizes, 1)], seed)
+
+
+def exponential_imbalance(labels, *, seed):
+  """Of the n images of class c = 1 ... C, floor(n · e^(c - C)) stay (cacr 5.1, as its code has it)."""
+  sizes = _sizes(labels)
+  return _draw(labels, [math.floor(n * math.exp(c - len(sizes))) for c, n in enumerate(sizes, 1)], seed)
+
+
+def pareto(labels, total=115_846, n_max=1280, n_min=5, alpha=6.0, *, seed):
+  """ImageNet-LT (Liu et al. 2019; supervised A.3.4): `total` images, n_max to n_min a class, by a Pareto law.
+
+  The paper prints only these numbers, so the rest is our choice: the C sizes are evenly spaced quantiles of the law,
+  x(u) = (1 - u)^(-1/alpha) for u from 0 to a cut, mapped linearly to [n_min, n_max], with the cut that gives `total`.
+  Sizes go to classes at random, among those that have so many images.
+  """
+  sizes = _sizes(labels)
+  wanted = _pareto_sizes(len(sizes), total, n_max, n_min, alpha)
+  free = list(np.random.default_rng((seed, 1)).permutation(len(sizes)))
+  kept = np.zeros_like(sizes)
+  for n in wanted:  # the largest first: fewest classes can hold them
+    c = next((c for c in free if sizes[c] >= n), None)
+    if c is None:
+      raise ValueError(f'n_max is {n_max}, but no class is left with the {n} images that the law asks for; lower it')
+    free.remove(c)
+    kept[c] = n
+  return _draw(labels, kept, seed)
+
+
+def uniform(labels, total, *, seed):
+  """`total` images regardless of class: ImageNet-Uni, the balanced twin of ImageNet-LT (supervised A.3.4)."""
+  if not 0 < total <= len(labels):
+    raise ValueError(f'total is {total}, but the set has {len(labels)} images; take it from 1 to {len(labels)}')
+  return np.sort(np.random.default_rng(seed).choice(len(labels), total, replace=False))
+
+
+def _pareto_sizes(classes, total, n_max, n_min, alpha):
+  """int64 `[C]`, from n_max down to n_min, of the given sum."""
+
+  def sizes(log_cut):  # log_cut = -log(1 - u) of the last class: near 0 a straight line, then ever more concave
+    x = np.expm1(-np.log1p(np.linspace(0, 1, classes) * np.expm1(-log_cut)) / alpha)
+    return n_min + (n_max - n_min) * x / x[-1]
+
+  low, high = 1e-6, 30.0
+  if not sizes(high).sum() <= total <= sizes(low).sum():
+    least, most = math.ceil(sizes(high).sum()), math.floor(sizes(low).sum())
+    raise ValueError(
+      f'total is {total}, but {classes} classes of {n_min} to {n_max} images by this law have {least} to {most}'
+    )
+  for _ in range(60):
+    middle = (low + high) / 2
+    low, high = (middle, high) if sizes(middle).sum() > total else (low, middle)
+  exact = sizes(high)
+  # Round down, then give the remainder to the largest fractions: the sum is met to the image, the ends stay.
+  whole = np.floor(exact + 1e-9).astype(np.int64)
+  fraction = exact - whole
+  fraction[[0, -1]] = -1
+  whole[np.argsort(-fraction, kind='stable')[: total - whole.sum()]] += 1
+  return whole[::-1]
+
+
+def _sizes(labels):
+  labels = np.asarray(labels)
+  if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in 'iu' or labels.min() < 0:
+    raise ValueError('labels are missing or not whole numbers from 0; an imbalanced subset needs a labelled set')
+  return np.bincount(labels)
+
+
+def _draw(labels, counts, seed):
+  """Sorted positions of counts[c] random images of each class c."""
+  rng = np.random.default_rng((seed, 0))
+  labels = np.asarray(labels)
+  return np.sort(np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:n] for c, n in enumerate(counts)]))

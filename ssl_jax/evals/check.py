@@ -1,0 +1,52 @@
+"""What every evaluation asks of its features and labels, before anything is compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@jax.jit
+def _all_finite(x):
+  return jnp.isfinite(x).all()
+
+
+def features(name: str, x) -> jax.Array:
+  """Finite [n, d] features in float32, on the device."""
+  if np.ndim(x) != 2 or 0 in np.shape(x):
+    raise ValueError(f'{name}: shape {np.shape(x)}, expected [examples, dimensions] and at least one of each')
+  x = jnp.asarray(x, jnp.float32)
+  if not _all_finite(x):
+    raise ValueError(
+      f'{name}: holds NaN or infinity; extract the features again from a checkpoint that has not diverged'
+    )
+  return x
+
+
+def labels(name: str, y, examples: int, *, classes: int = 2) -> np.ndarray:
+  """Labels [examples] of at least `classes` different classes, as int32 on the host."""
+  if y is None:
+    raise ValueError(f'{name}: None; this evaluation needs a label for each example')
+  y = np.asarray(y)
+  if y.shape != (examples,):
+    raise ValueError(f'{name}: shape {y.shape}, expected ({examples},), one label for each feature')
+  if not np.issubdtype(y.dtype, np.integer):
+    raise ValueError(f'{name}: dtype {y.dtype}, expected integers that number the classes from 0')
+  if y.min() < 0:
+    raise ValueError(f'{name}: {int((y < 0).sum())} negative (missing) labels; drop these examples first')
+  if len(np.unique(y)) < classes:
+    raise ValueError(f'{name}: every example is of class {y[0]}; expected at least {classes} classes')
+  return y.astype(np.int32)
+
+
+def seen(name: str, y: np.ndarray, known_name: str, known: np.ndarray):
+  """Every class of `y` occurs in `known`: a classifier cannot name a class that it was never shown."""
+  unseen = np.setdiff1d(y, known)
+  if len(unseen):
+    raise ValueError(f'{name}: classes {unseen[:5].tolist()} do not occur in {known_name}; drop them or add examples')
+
+
+def same_width(name: str, x, other_name: str, other):
+  if x.shape[1] != other.shape[1]:
+    raise ValueError(
+      f'{name}: {x.shape[1]} dimensions, but {other_name} has {other.shape[1]}; use one encoder for both'
+    )

@@ -1,0 +1,164 @@
+"""k nearest neighbours on frozen features: exact, in blocks of queries, any list of k from one search.
+
+Features are L2-normalised first, as in the DySTreSS code, so that the order of cosine similarity is the order of L2
+distance and one search serves the three votes of the papers.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax.evals import blocks, check
+
+# The squared distance that float32 rounding leaves between equal unit vectors: no distance is taken to be smaller.
+SMALLEST_SQUARED_DISTANCE = 1e-6
+
+VOTES = ('cosine', 'distance', 'majority')
+
+
+def top_k(similarities, k: int):
+  """The exact `lax.top_k` of long rows, ties to the lower index.  [q, n] -> values [q, k], indices [q, k]
+
+  Accelerators sort whole rows for a k of hundreds. The k largest entries lie in the k groups of neighbouring columns
+  with the largest maxima (each other group has k entries before its best), so two short rows are searched instead of
+  a long one: n / c group maxima, then the k·c entries of the k best groups, and c = sqrt(n / k) makes both least.
+  """
+  chex.assert_rank(similarities, 2)
+  queries, n = similarities.shape
+  size = math.isqrt(n // k)
+  if size < 2:
+    return jax.lax.top_k(similarities, k)
+  columns = -(-n // size) * size
+  padded = jnp.pad(similarities, ((0, 0), (0, columns - n)), constant_values=-jnp.inf)
+  grouped = padded.reshape(queries, columns // size, size)
+  _, groups = jax.lax.top_k(grouped.max(axis=2), k)
+  groups = jnp.sort(groups, axis=1)  # candidates in the bank's order, so that ties still go to the lower index
+  candidates = jnp.take_along_axis(grouped, groups[:, :, None], axis=1).reshape(queries, k * size)
+  values, position = jax.lax.top_k(candidates, k)
+  return values, jnp.take_along_axis(groups, position // size, axis=1) * size + position % size
+
+
+def _vote(similarities, labels, temperature, k, vote, num_classes):
+  """Scores of the classes for each k, from the nearest max(k).  [q, max(k)], [q, max(k)] -> [q, len(k), classes]"""
+  if vote == 'cosine':  # less the nearest: the same order of classes, and no overflow at small temperatures
+    weights = jnp.exp((similarities - similarities[:, :1]) / temperature)
+  elif vote == 'distance':
+    weights = jax.lax.rsqrt(jnp.maximum(2 - 2 * similarities, SMALLEST_SQUARED_DISTANCE))
+  else:
+    weights = jnp.ones_like(similarities)
+  # A masked sum, not a scatter: on GPUs a scatter adds in any order, and the same call must give the same digits.
+  votes = jnp.where(labels[:, :, None] == jnp.arange(num_classes)[None, None, :], weights[:, :, None], 0.0)
+  parts = [votes[:, a:b].sum(axis=1) for a, b in itertools.pairwise((0, *k))]
+  return jnp.cumsum(jnp.stack(parts, axis=1), axis=1)
+
+
+@functools.partial(jax.jit, static_argnames=('k', 'block'))
+def _neighbours(bank, queries, *, k, block):
+  bank = blocks.unit(bank)
+  return blocks.map_rows(lambda rows: top_k(blocks.similarities(blocks.unit(rows), bank), k), block, queries)
+
+
+@functools.partial(jax.jit, static_argnames=('k', 'vote', 'num_classes', 'block'))
+def _classify(bank, bank_labels, queries, temperature, *, k, vote, num_classes, block):
+  bank = blocks.unit(bank)
+
+  def scores(rows):
+    similarities, indices = top_k(blocks.similarities(blocks.unit(rows), bank), k[-1])
+    return _vote(similarities, bank_labels[indices], temperature, k, vote, num_classes)
+
+  return blocks.map_rows(scores, block, queries)
+
+
+def _inputs(bank, queries, k):
+  """Features on the device, after the checks that `neighbours` and `classify` share."""
+  bank, queries = check.features('bank', bank), check.features('queries', queries)
+  check.same_width('queries', queries, 'bank', bank)
+  if not 1 <= k <= len(bank):
+    raise ValueError(f'k: {k}, expected 1 to {len(bank)}, the number of examples in the bank')
+  return bank, queries
+
+
+def neighbours(bank, queries, k: int, *, block: int | None = None):
+  """The k most similar of the bank, nearest first.  [n, d], [q, d] -> indices [q, k], cosine similarities [q, k]"""
+  bank, queries = _inputs(bank, queries, k)
+  block = block or blocks.rows(len(queries), len(bank))
+  similarities, indices = _neighbours(bank, queries, k=k, block=block)
+  return np.asarray(indices), np.asarray(similarities)
+
+
+def classify(
+  bank,
+  bank_labels,
+  queries,
+  *,
+  k: Sequence[int],
+  vote: str = 'cosine',
+  temperature: float = 0.1,
+  num_classes: int | None = None,
+  block: int | None = None,
+) -> dict[int, np.ndarray]:
+  """Class scores of each query for each k, from one search.  [n, d], [n], [q, d] -> {k: [q, num_classes]}
+
+  The predicted class is the argmax, ties to the lower class; a class that no neighbour voted for has score 0.
+
+  Args:
+    vote: 'cosine', exp(s / temperature) (Wu et al. 2018; dystress, balanced sets), up to a factor of the query;
+      'distance', 1 / L2 distance (dystress A.2, long tails), where equal vectors outvote all others; 'majority', 1 each
+      (supervised, App. A.3).
+    num_classes: largest label + 1 where not given.
+    block: queries at a time; by default as many as keep their similarities and votes within 256 MiB.
+  """
+  k = tuple(sorted(set(k)))
+  if not k or k[0] < 1:
+    raise ValueError(f'k: {k}, expected at least one number, each 1 or more')
+  if vote not in VOTES:
+    raise ValueError(f'vote: {vote!r}, expected one of {", ".join(VOTES)}')
+  if not temperature > 0:
+    raise ValueError(f'temperature: {temperature}, expected a number above 0')
+  bank, queries = _inputs(bank, queries, k[-1])
+  bank_labels = check.labels('bank_labels', bank_labels, len(bank))
+  num_classes = num_classes or int(bank_labels.max()) + 1
+  if num_classes <= bank_labels.max():
+    raise ValueError(f'num_classes: {num_classes}, expected more than {bank_labels.max()}, the largest bank label')
+  block = block or blocks.rows(len(queries), max(len(bank), k[-1] * num_classes))
+  scores = _classify(
+    bank, jnp.asarray(bank_labels), queries, temperature, k=k, vote=vote, num_classes=num_classes, block=block
+  )
+  return {number: np.asarray(scores[:, i]) for i, number in enumerate(k)}
+
+
+def hits(scores: np.ndarray, labels: np.ndarray, topk: int) -> np.ndarray:
+  """Whether each label is among the topk scores, ties to the lower class, no vote no hit.  [q, c], [q] -> bool [q]"""
+  own = np.take_along_axis(scores, labels[:, None], axis=1)
+  lower = np.arange(scores.shape[1])[None, :] < labels[:, None]
+  before = ((scores > own) | ((scores == own) & lower)).sum(axis=1)
+  return (before < topk) & (own[:, 0] > 0)
+
+
+def accuracy(
+  bank_features,
+  bank_labels,
+  query_features,
+  query_labels,
+  *,
+  k: Sequence[int] = (200,),
+  vote: str = 'cosine',
+  temperature: float = 0.1,
+  topk: Sequence[int] = (1, 5),
+) -> dict[str, float]:
+  """kNN accuracy in percent: {'knn200': 84.1, 'knn200_top5': 98.9}; see `classify`."""
+  bank_labels = check.labels('bank_labels', bank_labels, len(bank_features))
+  labels = check.labels('query_labels', query_labels, len(query_features), classes=1)
+  check.seen('query_labels', labels, 'bank_labels', bank_labels)
+  scores = classify(bank_features, bank_labels, query_features, k=k, vote=vote, temperature=temperature)
+  return {
+    f'knn{number}' + (f'_top{top}' if top > 1 else ''): 100 * float(hits(score, labels, top).mean())
+    for number, score in scores.items()
+    for top in topk
+  }

@@ -1,0 +1,297 @@
+"""Linear classifiers on frozen features: the papers' protocols, and two that need no rate, for monitoring.
+
+Every protocol here sees features as they were extracted, without augmentation. They are centred by the training mean
+and divided by one number: a linear classifier can undo both, and the papers' learning rates, which suit their encoders'
+features, then suit any encoder's (our choice).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import scipy.linalg
+
+from ssl_jax.evals import check
+from ssl_jax.evals.metrics import mean_and_spread
+
+HIGHEST = jax.lax.Precision.HIGHEST
+
+# The smallest number of steps in an epoch: the papers' sets are large, and a small set needs smaller batches.
+STEPS_PER_EPOCH = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+  """How a linear classifier is trained: softmax cross-entropy, no weight decay."""
+
+  source: str
+  optimiser: str  # 'sgd', 'lars' (both with momentum 0.9) or 'adam'
+  learning_rate: float
+  batch: int
+  epochs: int
+  milestones: tuple[int, ...] | None = None  # the epochs at which the rate falls by `factor`; None: cosine to zero
+  factor: float = 1.0
+  scale: str = 'norm'  # the mean square that is 1: of a feature's 'norm', or of a 'coordinate'
+
+
+PROTOCOLS = {
+  'behaviour': Protocol('behaviour 5.1 (batch: as cacr)', 'sgd', 30.0, 256, 100, (40, 60, 80), 0.2),
+  'cacr_small': Protocol('cacr App. C.1', 'adam', 1e-3, 128, 100, (60, 80), 0.2, scale='coordinate'),
+  'cacr_large': Protocol('cacr App. C.2', 'sgd', 30.0, 256, 100, (60, 80), 0.1),
+  'supervised_cifar': Protocol('supervised A.4.1', 'sgd', 30.0, 256, 90),
+  'imagenet_lars': Protocol('supervised A.3.1 (rate: Chen & He 2021)', 'lars', 1.6, 4096, 90, scale='coordinate'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What a probe found.
+
+  Attributes:
+    report: the protocol and its settings, 'top1' and 'top5' in percent (means over seeds), 'top1_std' (None for one
+      seed) and 'top1_seeds'; ready for JSON.
+    predictions: the class of each test example, [seeds, n].
+  """
+
+  report: dict
+  predictions: np.ndarray
+
+
+def _rates(protocol: Protocol) -> np.ndarray:
+  """The factor of the learning rate in each epoch.  -> [epochs]"""
+  epoch = np.arange(protocol.epochs)
+  if protocol.milestones is None:
+    return 0.5 * (1 + np.cos(np.pi * epoch / protocol.epochs))
+  return protocol.factor ** (epoch[:, None] >= np.array(protocol.milestones)[None, :]).sum(axis=1)
+
+
+def _batch(protocol: Protocol, examples: int) -> tuple[int, float]:
+  """The batch, smaller than the protocol's on a small set, and what SGD's rate is then multiplied by (linear rule)."""
+  batch = max(1, min(protocol.batch, examples // STEPS_PER_EPOCH))
+  return batch, batch / protocol.batch if protocol.optimiser == 'sgd' else 1.0
+
+
+def _direction(protocol: Protocol) -> optax.GradientTransformation:
+  """The optimiser before its learning rate, which comes last, as in torch's."""
+  if protocol.optimiser == 'adam':
+    return optax.scale_by_adam(b1=0.5, b2=0.999, eps=1e-8)
+  if protocol.optimiser == 'sgd':
+    return optax.trace(0.9)
+  ratio = optax.scale_by_trust_ratio(trust_coefficient=0.001)
+  return optax.chain(optax.masked(ratio, {'kernel': True, 'bias': False}), optax.trace(0.9))
+
+
+def _logits(params, x):
+  return jnp.matmul(x, params['kernel'], precision=HIGHEST) + params['bias'][None, :]
+
+
+def _cross_entropy(params, x, targets):
+  """Mean softmax cross-entropy.  targets one-hot [n, classes]"""
+  return -jnp.mean(jnp.sum(targets * jax.nn.log_softmax(_logits(params, x)), axis=1))
+
+
+def _initial(seeds: Sequence[int], d: int, num_classes: int) -> np.ndarray:
+  """Normal, of standard deviation 0.01, as MoCo's.  -> [s, d, classes]"""
+  draw = lambda seed: 0.01 * np.random.default_rng(seed).standard_normal((d, num_classes), np.float32)
+  return np.stack([draw(seed) for seed in seeds])
+
+
+@functools.partial(jax.jit, static_argnames=('protocol', 'batch'))
+def _train(x, y, seeds, kernels, learning_rates, *, protocol, batch):
+  """Every seed and rate at once; the rates of a seed share its batches.  -> params [s, r, ...]"""
+  n, num_classes = len(x), kernels.shape[2]
+  steps = n // batch
+  direction = _direction(protocol)
+
+  def one_seed(seed, kernel):
+    key = jax.random.key(seed)
+    params = {'kernel': kernel, 'bias': jnp.zeros(num_classes)}
+
+    def update(carry, rate, images, targets):
+      params, state = carry
+      grads = jax.grad(_cross_entropy)(params, images, targets)
+      with jax.numpy_dtype_promotion('standard'):  # optax's Adam raises a float to the power of an integer step
+        updates, state = direction.update(grads, state, params)
+      return jax.tree.map(lambda p, u: p - rate * u, params, updates), state
+
+    def epoch(carry, inputs):
+      index, factor = inputs
+      order = jax.random.permutation(jax.random.fold_in(key, index), n)[: steps * batch].reshape(steps, batch)
+
+      def step(carry, rows):
+        targets = jax.nn.one_hot(y[rows], num_classes)
+        return jax.vmap(update, in_axes=(0, 0, None, None))(carry, factor * learning_rates, x[rows], targets), None
+
+      return jax.lax.scan(step, carry, order)[0], None
+
+    start = jax.vmap(lambda _: (params, direction.init(params)))(learning_rates)
+    schedule = (jnp.arange(protocol.epochs), jnp.asarray(_rates(protocol), jnp.float32))
+    return jax.lax.scan(epoch, start, schedule)[0][0]
+
+  return jax.vmap(one_seed)(seeds, kernels)
+
+
+@jax.jit
+def _predict(params, x, y):
+  """One classifier at a time.  params [m, ...], [n, d], [n] -> classes [m, n], number before the true class [m, n]"""
+
+  def one(params):
+    logits = _logits(params, x)
+    own = jnp.take_along_axis(logits, y[:, None], axis=1)
+    lower = jnp.arange(logits.shape[1])[None, :] < y[:, None]
+    before = (logits > own) | ((logits == own) & lower)
+    return jnp.argmax(logits, axis=1), before.sum(axis=1)
+
+  return jax.lax.map(one, params)
+
+
+def _inputs(train_x, train_y, test_x, test_y):
+  train_x, test_x = check.features('train_x', train_x), check.features('test_x', test_x)
+  check.same_width('test_x', test_x, 'train_x', train_x)
+  train_y = check.labels('train_y', train_y, len(train_x))
+  test_y = check.labels('test_y', test_y, len(test_x), classes=1)
+  check.seen('test_y', test_y, 'train_y', train_y)
+  return train_x, train_y, test_x, test_y
+
+
+@functools.partial(jax.jit, static_argnames='scale')
+def _prepare(train_x, test_x, *, scale):
+  """Both, centred by the training mean and divided by one number (see `Protocol.scale`)."""
+  mean = train_x.mean(axis=0, keepdims=True)
+  square = jnp.square(train_x - mean).sum() / len(train_x)
+  if scale == 'coordinate':
+    square /= train_x.shape[1]
+  return tuple((x - mean) / jnp.sqrt(jnp.maximum(square, 1e-24)) for x in (train_x, test_x))
+
+
+def _result(report, params, test_x, test_y) -> Result:
+  predictions, before = (np.asarray(x) for x in _predict(params, test_x, jnp.asarray(test_y)))
+  top1 = [100 * float(row.mean()) for row in before < 1]
+  mean, std = mean_and_spread(top1)
+  top5 = 100 * float((before < 5).mean())
+  return Result({**report, 'top1': mean, 'top1_std': std, 'top1_seeds': top1, 'top5': top5}, predictions)
+
+
+def probe(
+  train_x,
+  train_y,
+  test_x,
+  test_y,
+  protocol: str,
+  *,
+  seeds: Sequence[int] = (0,),
+  learning_rates: Sequence[float] | None = None,
+) -> Result:
+  """Trains the linear classifier of a paper's protocol (`PROTOCOLS`).  [n, d], [n], [m, d], [m] -> Result
+
+  Args:
+    seeds: of the initial weights and of the order of examples.
+    learning_rates: to try instead of the protocol's, at the protocol's batch. Where there are several, the one with
+      the highest mean accuracy on a held-out tenth of the training set is taken, never by the test set, and trained
+      anew on the whole.
+  """
+  if protocol not in PROTOCOLS:
+    raise ValueError(f'protocol: {protocol!r}, expected one of {", ".join(PROTOCOLS)}')
+  name, protocol = protocol, PROTOCOLS[protocol]
+  rates = [protocol.learning_rate] if learning_rates is None else [float(rate) for rate in learning_rates]
+  if not rates or min(rates) <= 0:
+    raise ValueError(f'learning_rates: {rates}, expected at least one number, each above 0')
+  if not len(seeds) or min(seeds) < 0:
+    raise ValueError(f'seeds: {seeds}, expected at least one, each 0 or more')
+  train_x, train_y, test_x, test_y = _inputs(train_x, train_y, test_x, test_y)
+  train_x, test_x = _prepare(train_x, test_x, scale=protocol.scale)
+  num_classes = int(train_y.max()) + 1
+  seeds = [int(seed) for seed in seeds]
+
+  def train(x, y, rates):
+    """Parameters, seed by seed and rate by rate within."""
+    batch, scale = _batch(protocol, len(x))
+    seeds_, rates_ = jnp.asarray(seeds, jnp.uint32), scale * jnp.asarray(rates, jnp.float32)
+    kernels = jnp.asarray(_initial(seeds, x.shape[1], num_classes))
+    params = _train(x, jnp.asarray(y), seeds_, kernels, rates_, protocol=protocol, batch=batch)
+    return jax.tree.map(lambda p: p.reshape(-1, *p.shape[2:]), params)
+
+  sweep = None
+  if len(rates) > 1:
+    held_out = np.random.default_rng(0).permutation(len(train_x)) < max(1, len(train_x) // 10)
+    params = train(train_x[~held_out], train_y[~held_out], rates)
+    _, before = _predict(params, train_x[held_out], jnp.asarray(train_y[held_out]))
+    accuracy = 100 * (np.asarray(before).reshape(len(seeds), len(rates), -1) < 1).mean(axis=(0, 2))
+    sweep = dict(zip(rates, accuracy.tolist(), strict=True))
+    rates = [rates[int(accuracy.argmax())]]
+  batch, scale = _batch(protocol, len(train_x))
+  report = {'protocol': name, **dataclasses.asdict(protocol), 'batch': batch, 'learning_rate': rates[0]}
+  report |= {'learning_rate_scale': scale, 'held_out_top1': sweep, 'seeds': seeds}
+  return _result(report, train(train_x, train_y, rates), test_x, test_y)
+
+
+@jax.jit
+def _fit_logistic(x, targets, penalty, steps):
+  """L-BFGS from zero until the gradient is small or the steps are over.  -> parameters, steps taken"""
+  params = {'kernel': jnp.zeros((x.shape[1], targets.shape[1])), 'bias': jnp.zeros(targets.shape[1])}
+  solver = optax.lbfgs()
+
+  def loss(params):
+    return _cross_entropy(params, x, targets) + 0.5 * penalty * jnp.sum(jnp.square(params['kernel']))
+
+  value_and_grad = optax.value_and_grad_from_state(loss)
+  steepest = lambda grads: jnp.maximum(*(jnp.abs(grads[name]).max() for name in ('kernel', 'bias')))
+
+  def step(carry):
+    params, state, _, count = carry
+    value, grads = value_and_grad(params, state=state)
+    updates, state = solver.update(grads, state, params, value=value, grad=grads, value_fn=loss)
+    return optax.apply_updates(params, updates), state, steepest(grads), count + 1
+
+  def unfinished(carry):
+    return (carry[2] > 1e-5) & (carry[3] < steps)
+
+  start = (params, solver.init(params), jnp.asarray(jnp.inf), jnp.asarray(0))
+  params, _, _, count = jax.lax.while_loop(unfinished, step, start)
+  return params, count
+
+
+def logistic(train_x, train_y, test_x, test_y, *, penalty: float | None = None, steps: int = 300) -> Result:
+  """Multinomial logistic regression by L-BFGS on the whole set: no rate, no seed.  [n, d], [n], [m, d], [m] -> Result
+
+  Minimises the mean cross-entropy + ½ penalty ‖W‖² on features of unit mean square coordinate.
+
+  Args:
+    penalty: 1/n where not given, which is scikit-learn's C = 1.
+  """
+  train_x, train_y, test_x, test_y = _inputs(train_x, train_y, test_x, test_y)
+  penalty = 1 / len(train_x) if penalty is None else penalty
+  if penalty < 0:
+    raise ValueError(f'penalty: {penalty}, expected 0 or more')
+  train_x, test_x = _prepare(train_x, test_x, scale='coordinate')
+  targets = jax.nn.one_hot(jnp.asarray(train_y), int(train_y.max()) + 1)
+  params, count = _fit_logistic(train_x, targets, penalty, steps)
+  report = {'protocol': 'logistic', 'penalty': penalty, 'steps': int(count), 'converged': int(count) < steps}
+  return _result(report, jax.tree.map(lambda p: p[None], params), test_x, test_y)
+
+
+@jax.jit
+def _moments(x, targets):
+  """XᵀX and Xᵀ(Y − mean of Y).  [n, d], [n, c] -> [d, d], [d, c]"""
+  return tuple(jnp.matmul(x.T, y, precision=HIGHEST) for y in (x, targets - targets.mean(axis=0, keepdims=True)))
+
+
+def ridge(train_x, train_y, test_x, test_y, *, penalty: float = 1e-3) -> Result:
+  """Least squares on one-hot labels with a penalty, in closed form.  [n, d], [n], [m, d], [m] -> Result
+
+  Minimises the mean of ‖xᵀW + b − y‖² + penalty ‖W‖² on features of unit mean square coordinate.
+  """
+  train_x, train_y, test_x, test_y = _inputs(train_x, train_y, test_x, test_y)
+  if not penalty > 0:
+    raise ValueError(f'penalty: {penalty}, expected a number above 0')
+  train_x, test_x = _prepare(train_x, test_x, scale='coordinate')
+  targets = jax.nn.one_hot(jnp.asarray(train_y), int(train_y.max()) + 1)
+  gram, cross = (np.asarray(x, np.float64) / len(train_x) for x in _moments(train_x, targets))
+  kernel = scipy.linalg.solve(gram + penalty * np.eye(len(gram)), cross, assume_a='pos')
+  params = {'kernel': jnp.asarray(kernel, jnp.float32), 'bias': targets.mean(axis=0)}
+  report = {'protocol': 'ridge', 'penalty': penalty}
+  return _result(report, jax.tree.map(lambda p: p[None], params), test_x, test_y)

@@ -1,0 +1,512 @@
+"""Measures of a representation, from features (and labels) alone.
+
+Shapes: features [n, d]; views [v, n, d], v augmented views of the same n images; labels [n], integers. Features are
+L2-normalised first, as the papers have them, except where a docstring says otherwise. A pair is two different
+examples: no example is compared with itself. Pairwise measures go in blocks of rows, sums over rows are finished in
+float64, and nothing is summed in an order that changes from call to call.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+
+from ssl_jax import losses
+from ssl_jax.evals import blocks, check, knn
+from ssl_jax.temperature import Temperature
+
+
+def _views(name, x):
+  """Views [v, n, d] in float32, or ValueError."""
+  if np.ndim(x) != 3 or 0 in np.shape(x):
+    raise ValueError(f'{name}: shape {np.shape(x)}, expected [views, examples, dimensions]')
+  v, n, d = np.shape(x)
+  return check.features(name, jnp.reshape(jnp.asarray(x, jnp.float32), (v * n, d))).reshape(v, n, d)
+
+
+def _two(name, x, other_name, y):
+  x, y = check.features(name, x), check.features(other_name, y)
+  if x.shape != y.shape:
+    raise ValueError(f'{other_name}: shape {y.shape}, expected {x.shape}, that of {name}')
+  return x, y
+
+
+def _mean(x) -> float:
+  return float(np.mean(np.asarray(x), dtype=np.float64))
+
+
+def _others(index, n):
+  """Columns that are not the row's own example.  [q] -> bool [q, n]"""
+  return index[:, None] != jnp.arange(n)[None, :]
+
+
+# Alignment and uniformity
+
+
+@functools.partial(jax.jit, static_argnames='block')
+def _uniformity(x, t, *, block):
+  x, n = blocks.unit(x), len(x)
+
+  def row(query, index):
+    kernel = jnp.exp(t * (2 * blocks.similarities(query, x) - 2))
+    return jnp.where(_others(index, n), kernel, 0.0).sum(axis=1)
+
+  return blocks.map_rows(row, block, x, jnp.arange(n))
+
+
+def uniformity(x, *, t: float = 2.0, block: int | None = None) -> float:
+  """log E exp(−t‖x − y‖²) over pairs (dystress Eq. 16; behaviour Eq. 10, which plots its negative)."""
+  x = check.features('features', x)
+  n = len(x)
+  if n < 2:
+    raise ValueError(f'features: {n} example, expected at least 2 to have a pair')
+  return math.log(_mean(_uniformity(x, t, block=block or blocks.rows(n, n))) / (n - 1))
+
+
+@jax.jit
+def _alignment(views):
+  views = blocks.unit(views)
+  return jnp.square(views - views.mean(axis=0, keepdims=True)).sum(axis=(0, 2)) * (2 / (len(views) - 1))
+
+
+def alignment(views) -> float:
+  """E‖x − x⁺‖² over pairs of views of an image: twice the variance of its views (dystress Eq. 17)."""
+  views = _views('views', views)
+  if len(views) < 2:
+    raise ValueError(f'views: {len(views)} view, expected at least 2 to have a positive pair')
+  return _mean(_alignment(views))
+
+
+# Classes
+
+
+@functools.partial(jax.jit, static_argnames=('num_classes', 'block'))
+def _class_sums(x, labels, *, num_classes, block):
+  """Sums of the features of each class, in a fixed order, unlike a scatter's.  [n, d], [n] -> [classes, d]"""
+  n, d = x.shape
+  starts = jnp.arange(-(-n // block)) * block
+
+  def add(total, start):
+    # The last block begins earlier, to stay inside the array: rows already counted are given no class.
+    first = jnp.minimum(start, n - block)
+    counted = first + jnp.arange(block) < start
+    labels_ = jnp.where(counted, -1, jax.lax.dynamic_slice_in_dim(labels, first, block))
+    member = jax.nn.one_hot(labels_, num_classes, axis=0)
+    return total + blocks.similarities(member, jax.lax.dynamic_slice_in_dim(x, first, block).T), None
+
+  return jax.lax.scan(add, jnp.zeros((num_classes, d)), starts)[0]
+
+
+def _class_means(x, labels):
+  """Of the classes that occur, numbered from 0.  [n, d], [n] -> means [c, d], the class of each row [n], counts [c]"""
+  _, labels, counts = np.unique(labels, return_inverse=True, return_counts=True)
+  labels = labels.astype(np.int32)
+  size = blocks.rows(len(x), max(len(counts), x.shape[1]))
+  sums = _class_sums(x, jnp.asarray(labels), num_classes=len(counts), block=size)
+  return sums / jnp.asarray(counts, jnp.float32)[:, None], labels, counts
+
+
+def _same_label_sum(x, labels):
+  """Sum of the similarities of all ordered same-label pairs, Σ_c ‖Σ x‖² − Σ‖x‖², and the number of these pairs."""
+  x = check.features('features', x)
+  labels = check.labels('labels', labels, len(x), classes=1)
+  x = blocks.unit(x)
+  means, _, counts = _class_means(x, labels)
+  squares = np.sum(np.square(np.asarray(means, np.float64)), axis=1)
+  own = float(np.sum(np.square(np.asarray(jnp.linalg.norm(x, axis=1), np.float64))))
+  return float(np.sum(counts**2 * squares)) - own, int(np.sum(counts * (counts - 1)))
+
+
+def tolerance(x, labels) -> float:
+  """E[s · same label] over all pairs (behaviour Eq. 11): falls with the number of classes; in O(n d)."""
+  total, _ = _same_label_sum(x, labels)
+  n = len(labels)
+  if n < 2:
+    raise ValueError(f'features: {n} example, expected at least 2 to have a pair')
+  return total / (n * (n - 1))
+
+
+def same_label_similarity(x, labels) -> float:
+  """Mean similarity of pairs of one class, "tolerance" in behaviour Table 1 and in the DySTreSS code; in O(n d)."""
+  total, pairs = _same_label_sum(x, labels)
+  if not pairs:
+    raise ValueError('labels: no class has two examples, so there is no same-label pair')
+  return total / pairs
+
+
+def inter_class_uniformity(x, labels, *, t: float = 2.0) -> float:
+  """log E exp(−t‖μ − μ′‖²) over pairs of class centroids, each the mean of unit features (dystress Eq. 18)."""
+  x = check.features('features', x)
+  means, _, counts = _class_means(blocks.unit(x), check.labels('labels', labels, len(x)))
+  means = np.asarray(means, np.float64)
+  squares = np.sum(means**2, axis=1)
+  distances = np.maximum(squares[:, None] + squares[None, :] - 2 * means @ means.T, 0)
+  classes = len(counts)
+  return math.log((np.exp(-t * distances).sum() - np.exp(-t * np.diag(distances)).sum()) / (classes * (classes - 1)))
+
+
+def prototype_bias(views, labels) -> float:
+  """Prototype representation bias: E‖μ_y − μ̃‖, μ̃ the mean of an image's views, μ_y of its class (supervised Eq. 16)."""
+  views = _views('views', views)
+  labels = check.labels('labels', labels, views.shape[1], classes=1)
+  surrogate = blocks.unit(views).mean(axis=0)
+  means, labels, _ = _class_means(surrogate, labels)
+  return _mean(jnp.linalg.norm(means[jnp.asarray(labels)] - surrogate, axis=1))
+
+
+def prototype_bias_sampled(views, labels, *, seed: int = 0) -> float:
+  """The estimate in the paper: E‖f(t(x′)) − f(t(x))‖, a t and an x′ of its class for each x (supervised Eq. 51).
+
+  The paper applies one transformation t to both images; here t is the index of a view, which is the same thing where
+  the views were made with common transformations. x′ may be x, as in a draw from X|y.
+  """
+  views = _views('views', views)
+  labels = check.labels('labels', labels, views.shape[1], classes=1)
+  rng = np.random.default_rng(seed)
+  view = rng.integers(len(views), size=len(labels))
+  other = same_label_partners(labels, rng)
+  rows = np.arange(len(labels))
+  views = blocks.unit(views)
+  return _mean(jnp.linalg.norm(views[view, other] - views[view, rows], axis=1))
+
+
+def same_label_partners(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  """For each example the index of one of its class, uniformly (itself included).  [n] -> [n]"""
+  _, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
+  members = np.argsort(inverse, kind='stable')
+  first = np.cumsum(counts) - counts
+  return members[first[inverse] + rng.integers(counts[inverse])]
+
+
+# Bounds of the supervised objective
+
+
+@jax.jit
+def _attracting_gap(query, views):
+  query, prototype = blocks.unit(query), blocks.unit(views).mean(axis=0)
+  # RHS − LHS = −E s(q, f(T)) + s(q, E f(T))
+  return jnp.sum(query * blocks.unit(prototype), axis=1) - jnp.sum(query * prototype, axis=1)
+
+
+def attracting_gap(query, views) -> float:
+  """Mean slack of the bound −s(f(t(x)), E f(T(x))) ≤ −E s(f(t(x)), f(T(x))) (supervised Eq. 8; A.4.5: 10 views).
+
+  Args:
+    query: f(t(x)), [n, d].
+    views: other views of the same images, which stand for E over T, [v, n, d].
+  """
+  query, views = check.features('query', query), _views('views', views)
+  if views.shape[1:] != query.shape:
+    raise ValueError(f'views: shape {views.shape}, expected [views, {query.shape[0]}, {query.shape[1]}] as the query')
+  return _mean(_attracting_gap(query, views))
+
+
+@functools.partial(jax.jit, static_argnames='block')
+def _repelling_gap(query, query_class, bank, log_weight, prototypes, nu, alpha, *, block):
+  bank, directions = blocks.unit(bank), blocks.unit(prototypes)
+
+  def row(q, label):
+    q = blocks.unit(q)
+    to_prototypes = blocks.similarities(q, directions)
+    own = label[:, None] == jnp.arange(len(directions))[None, :]
+    left = jnp.where(own, -jnp.inf, to_prototypes).max(axis=1)
+    right = jax.nn.logsumexp(alpha * blocks.similarities(q, bank) + log_weight[None, :], axis=1) / (nu[label] * alpha)
+    return right - left
+
+  return blocks.map_rows(row, block, query, query_class)
+
+
+def repelling_gap(query, query_labels, bank, bank_labels, *, alpha: float = 2.0, block: int | None = None) -> float:
+  """Mean slack of the bound max s(f(t(x)), μ_y′) ≤ log E exp(α s)/(να) + log n/(να), y′ ≠ y (supervised Eq. 10; A.4.5).
+
+  n E exp(α s) is taken as the sum over classes of the mean of each (Eq. 46): the same on balanced classes, which Eq. 10
+  assumes, and still a bound on others.
+
+  Args:
+    query: f(t(x)), [q, d].
+    bank: one view of every image, [n, d], which gives the prototypes μ_y, ν = min ‖μ_y′‖ and the expectation.
+    alpha: 1 / temperature.
+  """
+  query, bank = check.features('query', query), check.features('bank', bank)
+  check.same_width('query', query, 'bank', bank)
+  bank_labels = check.labels('bank_labels', bank_labels, len(bank))
+  query_labels = check.labels('query_labels', query_labels, len(query), classes=1)
+  check.seen('query_labels', query_labels, 'bank_labels', bank_labels)
+  prototypes, classes, counts = _class_means(blocks.unit(bank), bank_labels)
+  lengths = np.linalg.norm(np.asarray(prototypes), axis=1)
+  # ν of a class is the least length of the others: the least of all, or the second least for the class that has it.
+  smallest, second = np.sort(lengths)[:2]
+  nu = np.where(np.arange(len(lengths)) == lengths.argmin(), second, smallest)
+  return _mean(
+    _repelling_gap(
+      query,
+      jnp.asarray(np.searchsorted(np.unique(bank_labels), query_labels)),
+      bank,
+      jnp.asarray(-np.log(counts[classes]), jnp.float32),
+      prototypes,
+      jnp.asarray(nu, jnp.float32),
+      alpha,
+      block=block or blocks.rows(len(query), len(bank)),
+    )
+  )
+
+
+# Negatives
+
+
+@functools.partial(jax.jit, static_argnames=('temperature', 'block'))
+def _penalty_entropy(x, *, temperature, block):
+  x, n = blocks.unit(x), len(x)
+
+  def row(query, index):
+    return losses.penalty_entropy(blocks.similarities(query, x), temperature, _others(index, n))
+
+  return blocks.map_rows(row, block, x, jnp.arange(n))
+
+
+def penalty_entropy(x, temperature: Temperature, *, block: int | None = None) -> float:
+  """Mean entropy of the relative penalties r ∝ exp(s/τ(s)) over an example's negatives (behaviour Eq. 5, supplement).
+
+  At most log(n − 1), where all negatives weigh the same.
+
+  Args:
+    temperature: a number or a function τ(s).
+  """
+  x = check.features('features', x)
+  n = len(x)
+  if n < 3:
+    raise ValueError(f'features: {n} examples, expected at least 3 to have two negatives')
+  return _mean(_penalty_entropy(x, temperature=temperature, block=block or blocks.rows(n, n)))
+
+
+@functools.partial(jax.jit, static_argnames='batch')
+def _conditional_entropy(x, t_neg, *, batch):
+  n = len(x) // batch * batch
+  x = blocks.unit(x[:n]).reshape(-1, batch, x.shape[1])
+  where = _others(jnp.arange(batch), batch)
+  # ‖x − x⁻‖² = 2 − 2s: π⁻ is the penalty distribution of temperature 1 / (2 t⁻).
+  return jax.lax.map(lambda z: losses.penalty_entropy(blocks.similarities(z, z), 0.5 / t_neg, where), x)
+
+
+def conditional_entropy(x, *, t_neg: float = 2.0, batch: int = 768) -> float:
+  """H(X⁻|X) of π⁻ ∝ exp(−t⁻‖x − x⁻‖²) in each mini-batch, averaged (cacr Eq. 4 and 8; Fig. 3); at most log(batch − 1).
+
+  Args:
+    x: shuffled features: batches are of consecutive examples, and the rest that does not fill one is left out.
+    batch: examples a mini-batch, 768 in the paper's runs with one positive and 128 with four.
+  """
+  x = check.features('features', x)
+  if not 3 <= batch <= len(x):
+    raise ValueError(f'batch: {batch}, expected 3 to {len(x)}, the number of examples')
+  return _mean(_conditional_entropy(x, t_neg, batch=batch))
+
+
+@functools.partial(jax.jit, static_argnames=('k', 'block'))
+def _local_separation(anchors, positives, *, k, block):
+  positives, n = blocks.unit(positives), len(anchors)
+
+  def row(anchor, index):
+    s = blocks.similarities(blocks.unit(anchor), positives)
+    own = jnp.take_along_axis(s, index[:, None], axis=1)
+    return jnp.concatenate([own, knn.top_k(jnp.where(_others(index, n), s, -jnp.inf), k)[0]], axis=1)
+
+  return blocks.map_rows(row, block, anchors, jnp.arange(n))
+
+
+def local_separation(anchors, positives, *, k: int = 10, block: int | None = None) -> np.ndarray:
+  """Similarity of each example to its positive and to its k nearest negatives (behaviour 5.2, Fig. 8).
+
+  Args:
+    anchors, positives: two views of the same images, [n, d] each; the negatives of anchor i are the positives j ≠ i.
+
+  Returns:
+    [n, 1 + k], the columns "pos", "n1", ..., "nk" of the figure; it plots their means.
+  """
+  anchors, positives = _two('anchors', anchors, 'positives', positives)
+  n = len(anchors)
+  if not 1 <= k < n:
+    raise ValueError(f'k: {k}, expected 1 to {n - 1}, the number of negatives of an example')
+  return np.asarray(_local_separation(anchors, positives, k=k, block=block or blocks.rows(n, n)))
+
+
+def _bins(s, bins):
+  """The bin of [−1, 1] that each similarity falls in, the last one closed."""
+  return jnp.clip(jnp.floor((s + 1) * (bins / 2)), 0, bins - 1).astype(jnp.int32)
+
+
+def _count(index, weights, bins):
+  """Histogram of each row. Of integers, whose sum is the same in any order.  [q, n], [q, n] -> [q, bins]"""
+  add = lambda i, w: jnp.zeros(bins, jnp.int32).at[i].add(w)
+  return jax.vmap(add)(index, weights)
+
+
+@functools.partial(jax.jit, static_argnames=('bins', 'block'))
+def _similarity_histograms(anchors, positives, labels, *, bins, block):
+  positives, n = blocks.unit(positives), len(anchors)
+
+  def row(anchor, label, index):
+    same = label[:, None] == labels[None, :]
+    group = jnp.where(_others(index, n), jnp.where(same, 1, 2), 0)
+    s = blocks.similarities(blocks.unit(anchor), positives)
+    return _count(group * bins + _bins(s, bins), jnp.ones_like(group), 3 * bins)
+
+  return blocks.map_rows(row, block, anchors, labels, jnp.arange(n))
+
+
+def similarity_histograms(anchors, positives, labels, *, bins: int = 100, block: int | None = None) -> dict:
+  """Counts of the similarities of true positive, false negative and true negative pairs (dystress Fig. 1).
+
+  Args:
+    anchors, positives: two views of the same images, [n, d] each. (i, i) is a true positive; (i, j) a false negative
+      where the labels are equal and a true negative where they are not.
+
+  Returns:
+    {'edges': [bins + 1] from −1 to 1, 'TP': [bins], 'FN': [bins], 'TN': [bins]}; the counts add up to n².
+  """
+  anchors, positives = _two('anchors', anchors, 'positives', positives)
+  n = len(anchors)
+  labels = check.labels('labels', labels, n, classes=1)
+  counts = _similarity_histograms(
+    anchors, positives, jnp.asarray(labels), bins=bins, block=block or blocks.rows(n, max(n, 3 * bins))
+  )
+  counts = np.asarray(counts).sum(axis=0, dtype=np.int64).reshape(3, bins)
+  return {'edges': np.linspace(-1, 1, bins + 1), **dict(zip(('TP', 'FN', 'TN'), counts, strict=True))}
+
+
+@functools.partial(jax.jit, static_argnames=('temperature', 'bins', 'block'))
+def _penalty_distribution(x, *, temperature, bins, block):
+  x, n = blocks.unit(x), len(x)
+
+  def row(query, index):
+    s = blocks.similarities(query, x)
+    r = losses.penalties(s, temperature, _others(index, n))
+    # Fixed point, 2⁻³⁰ a unit: see `_count`.
+    return _count(_bins(s, bins), jnp.round(r * 2.0**30).astype(jnp.int32), bins)
+
+  return blocks.map_rows(row, block, x, jnp.arange(n))
+
+
+def penalty_distribution(x, temperature: Temperature, *, bins: int = 100, block: int | None = None) -> dict:
+  """The share of the penalty r ∝ exp(s/τ(s)) that falls in each bin of s, a mean over examples (behaviour Fig. 3).
+
+  Returns:
+    {'edges': [bins + 1] from −1 to 1, 'penalty': [bins]}, the penalties adding up to 1.
+  """
+  x = check.features('features', x)
+  n = len(x)
+  if n < 2:
+    raise ValueError(f'features: {n} example, expected at least 2 to have a negative')
+  shares = _penalty_distribution(x, temperature=temperature, bins=bins, block=block or blocks.rows(n, max(n, bins)))
+  return {
+    'edges': np.linspace(-1, 1, bins + 1),
+    'penalty': np.asarray(shares).mean(axis=0, dtype=np.float64) / 2**30,
+  }
+
+
+# Spectra, of features that are not normalised
+
+
+def _effective_rank(values, epsilon) -> float:
+  """exp of the entropy of p = values / Σ values + epsilon."""
+  p = values / values.sum() + epsilon
+  return float(np.exp(-np.sum(p * np.log(p))))
+
+
+@jax.jit
+def _singular_values(x):
+  """By way of R of x = QR: as accurate as of x itself, and much less work where n ≫ d."""
+  return jnp.linalg.svd(jnp.linalg.qr(x, mode='r') if x.shape[0] > x.shape[1] else x, compute_uv=False)
+
+
+def rankme(x) -> float:
+  """RankMe: exp of the entropy of the singular values, each divided by their sum (Garrido et al. 2023)."""
+  return _effective_rank(np.asarray(_singular_values(check.features('features', x)), np.float64), 1e-7)
+
+
+def alpha_req(x, *, ranks: tuple[int, int] = (3, 100)) -> float:
+  """α-ReQ: the exponent of the power law λ_i ∝ i^−α of the eigenvalues of the covariance (Agrawal et al. 2022).
+
+  A straight line through (log i, log λ_i), i in `ranks` (both included, cut where the spectrum ends), each point
+  weighted by 1/i as Stringer et al. (2019) do.
+  """
+  x = check.features('features', x)
+  centred = x - x.mean(axis=0, keepdims=True)
+  eigenvalues = np.square(np.asarray(_singular_values(centred), np.float64)) / max(len(x) - 1, 1)
+  # Below this float32 leaves noise, which is no part of the spectrum.
+  rank = int(np.sum(eigenvalues > eigenvalues.max() * (np.finfo(np.float32).eps * max(x.shape)) ** 2))
+  i = np.arange(ranks[0], min(ranks[1], rank) + 1)
+  if len(i) < 2:
+    raise ValueError(
+      f'ranks: {ranks}, but the covariance has rank {rank}; expected at least two eigenvalues in the range'
+    )
+  slope, _ = np.polyfit(np.log(i), np.log(eigenvalues[i - 1]), 1, w=1 / np.sqrt(i))
+  return float(-slope)
+
+
+@jax.jit
+def _scatter(views):
+  """Covariance of the image means, and of the views about them.  [v, n, d] -> [d, d], [d, d]"""
+  centre = views.mean(axis=0)
+  between = centre - centre.mean(axis=0, keepdims=True)
+  within = (views - centre[None]).reshape(-1, views.shape[-1])
+  return tuple(blocks.similarities(x.T, x.T) / len(x) for x in (between, within))
+
+
+def lidar(views, *, delta: float = 1e-4) -> float:
+  """LiDAR: the effective rank of Σ_w^−½ Σ_b Σ_w^−½ of a discriminant analysis of images (Thilak et al. 2023).
+
+  Σ_b is the covariance of the images' means over their views, Σ_w that of the views about these means plus δI; the
+  paper takes 1,000 images with 50 views.
+  """
+  views = _views('views', views)
+  if views.shape[0] < 2 or views.shape[1] < 2:
+    raise ValueError(f'views: shape {views.shape}, expected at least 2 views of at least 2 examples')
+  between, within = (np.asarray(x, np.float64) for x in _scatter(views))
+  eigenvalues = scipy.linalg.eigh(between, within + delta * np.eye(len(within)), eigvals_only=True)
+  return _effective_rank(np.maximum(eigenvalues, 0), 1e-8)
+
+
+# Predictions
+
+
+def confusion(predictions, labels, num_classes: int) -> np.ndarray:
+  """Counts of (true class, predicted class).  [n], [n] -> [num_classes, num_classes]"""
+  predictions, labels = np.asarray(predictions), np.asarray(labels)
+  predictions = check.labels('predictions', predictions, len(predictions), classes=1)
+  labels = check.labels('labels', labels, len(predictions), classes=1)
+  for name, values in (('predictions', predictions), ('labels', labels)):
+    if values.max() >= num_classes:
+      raise ValueError(f'{name}: class {values.max()}, expected less than num_classes = {num_classes}')
+  return np.bincount(labels * num_classes + predictions, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+def per_class_accuracy(matrix: np.ndarray) -> np.ndarray:
+  """Percent of each class that was recognised; NaN for a class without examples.  confusion [c, c] -> [c]"""
+  totals = matrix.sum(axis=1)
+  return np.where(totals > 0, 100 * np.diag(matrix) / np.maximum(totals, 1), np.nan)
+
+
+def head_middle_tail(per_class: np.ndarray, train_counts: Sequence[int]) -> dict[str, float]:
+  """Mean accuracy of the most, the next and the least frequent third of the classes in training.
+
+  Classes of equal count stay in their order; where thirds are not equal the head is the larger, then the middle.
+  """
+  per_class, train_counts = np.asarray(per_class), np.asarray(train_counts)
+  if per_class.shape != train_counts.shape or per_class.ndim != 1 or len(per_class) < 3:
+    raise ValueError(
+      f'train_counts: shape {train_counts.shape}, expected {per_class.shape}, one for each of at least 3 classes'
+    )
+  thirds = np.array_split(per_class[np.argsort(-train_counts, kind='stable')], 3)
+  return {name: float(third.mean()) for name, third in zip(('head', 'middle', 'tail'), thirds, strict=True)}
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
+  """Mean and sample standard deviation (n − 1) over seeds; one seed has no spread."""
+  values = np.asarray(values, np.float64)
+  if values.ndim != 1 or not len(values):
+    raise ValueError(f'values: shape {values.shape}, expected one number for each seed')
+  return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None

@@ -1,0 +1,192 @@
+"""Losses of two views without negatives: `loss(z1, z2, *, axis_name=None, ...) -> []`, embeddings `[B, D]`.
+
+Their statistics are those of the batch of all devices of `axis_name`, and so is their value, the same on each device.
+As with `ssl_jax.pairs`: the gradient of the value on each device, averaged over devices with `lax.pmean`, is that of
+the loss of the whole batch, under `jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
+
+Everything is computed in float32, or float64 for float64 embeddings.
+"""
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import pairs
+from ssl_jax.temperature import require, require_positive
+
+
+def barlow_twins(z1: jax.Array, z2: jax.Array, *, lam: float = 0.0051, axis_name: str | None = None) -> jax.Array:
+  """sum_i (1 - C_ii)² + lam · sum_{i≠j} C_ij² (Barlow Twins, Zbontar et al. 2021, Eq. 1-2).  [B, D] ×2 -> []
+
+  C is the correlation `[D, D]` of the features of one view with those of the other over the batch.
+
+  >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+  >>> print(barlow_twins(z, z).round(3), barlow_twins(z, -z).round(3))
+  0.0 8.0
+  """
+  require_positive(lam=lam)
+  z1, z2 = _views(z1, z2)
+  z1, z2 = (_center(z, axis_name) for z in (z1, z2))
+  z1, z2 = (z * jax.lax.rsqrt(_mean(z * z, axis_name) + 1e-5) for z in (z1, z2))
+  correlation = _covariance(z1, z2, axis_name)
+  diagonal = jnp.diagonal(correlation)
+  return jnp.sum((1 - diagonal) ** 2) + lam * (jnp.sum(correlation**2) - jnp.sum(diagonal**2))
+
+
+def vicreg(
+  z1: jax.Array,
+  z2: jax.Array,
+  *,
+  invariance: float = 25.0,
+  variance: float = 25.0,
+  covariance: float = 1.0,
+  axis_name: str | None = None,
+) -> jax.Array:
+  """invariance · s(Z, Z') + variance · (v(Z) + v(Z')) + covariance · (c(Z) + c(Z')) (VICReg, Bardes et al. 2022).
+
+  As in its Alg. 1, s is the mean over batch and features of (z - z')², v the mean over features of
+  [1 - sqrt(Var + 1e-4)]₊, c the sum of the squares of the covariances of different features over D. The authors' code
+  halves v, which is variance=12.5 here.
+  Shapes: [B, D] ×2 -> [].
+
+  >>> z = 2 * jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+  >>> print(vicreg(z, z), vicreg(z, -z))
+  0.0 200.0
+  """
+  require_positive(invariance=invariance, variance=variance, covariance=covariance)
+  z1, z2 = _views(z1, z2)
+  size, dimension = _batch_size(z1, axis_name), z1.shape[1]
+  loss = invariance * jnp.mean(_mean((z1 - z2) ** 2, axis_name))
+  for z in (_center(z1, axis_name), _center(z2, axis_name)):
+    matrix = _covariance(z, z, axis_name) * (size / (size - 1))
+    variances = jnp.diagonal(matrix)
+    loss += variance * jnp.mean(jax.nn.relu(1 - jnp.sqrt(variances + 1e-4)))
+    loss += covariance * (jnp.sum(matrix**2) - jnp.sum(variances**2)) / dimension
+  return loss
+
+
+def w_mse(z1: jax.Array, z2: jax.Array, *, eps: float = 0.0, axis_name: str | None = None) -> jax.Array:
+  """E[2 - 2 cos(W z, W' z')], each view whitened over the batch (W-MSE, Ermolov et al. 2021, Eq. 2-5).  [B, D] ×2 -> []
+
+  W = L⁻¹ with L Lᵀ = (1 - eps) Σ + eps I, Σ the covariance of the view. The gradient flows through W. An eps of 0, the
+  paper's, needs more than D examples.
+
+  >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+  >>> print(w_mse(z, z), w_mse(z, -z))
+  0.0 4.0
+  """
+  require('eps', eps, lambda x: 0 <= x < 1, 'give an eps in [0, 1)')
+  z1, z2 = _views(z1, z2)
+  size, dimension = _batch_size(z1, axis_name), z1.shape[1]
+  if eps == 0 and size <= dimension:
+    raise ValueError(f'eps = {eps} with {size} examples of {dimension} features: give an eps above 0 or more examples')
+
+  def whiten(z):
+    z = _center(z, axis_name)
+    covariance = _covariance(z, z, axis_name) * (size / (size - 1))
+    triangle = jnp.linalg.cholesky((1 - eps) * covariance + eps * jnp.eye(dimension, dtype=z.dtype))
+    return pairs.normalize(jax.scipy.linalg.solve_triangular(triangle, z.T, lower=True).T)
+
+  return 2 - 2 * jnp.sum(_mean(whiten(z1) * whiten(z2), axis_name))
+
+
+def zero_cl(
+  z1: jax.Array, z2: jax.Array, *, kind: str = 'both', eps: float = 0.01, axis_name: str | None = None
+) -> jax.Array:
+  """sum_i (1 - c_i)² after ZCA whitening (Zero-CL, Zhang et al. 2022).  [B, D] ×2 -> []
+
+  - 'feature' (FCL): features are standardised and whitened over the batch; c_i is the correlation of feature i of one
+    view with feature i of the other.
+  - 'instance' (ICL): the same of the transposed matrix: instances are standardised and whitened over the features.
+  - 'both': the sum.
+
+  The whitening (Σ + eps I)^(-1/2) has no gradient, as in the authors' code.
+
+  >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+  >>> print(f"{zero_cl(z, z, kind='feature', eps=1e-6):.2f} {zero_cl(z, -z, kind='feature', eps=1e-6):.2f}")
+  0.00 8.00
+  """
+  require('kind', kind, ('instance', 'feature', 'both').__contains__, "give 'instance', 'feature' or 'both'")
+  require_positive(eps=eps)
+  z1, z2 = _views(z1, z2)
+  loss = jnp.zeros((), z1.dtype)
+  if kind in ('feature', 'both'):
+    h1, h2 = (_whiten(_standardize(z, 1e-4, axis_name), eps, axis_name) for z in (z1, z2))
+    loss += jnp.sum((1 - _mean(h1 * h2, axis_name)) ** 2)
+  if kind in ('instance', 'both'):
+    # A whitened instance is a mixture of the instances of all devices.
+    h1, h2 = (_whiten(_gather(_standardize(z.T, 1e-4, None), axis_name), eps, None) for z in (z1, z2))
+    loss += jnp.sum((1 - jnp.mean(h1 * h2, axis=0)) ** 2)
+  return loss
+
+
+def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axis_name: str | None = None) -> jax.Array:
+  """sum_i (1 - z1_i·b2_i / B)² + sum_i (1 - z2_i·b1_i / B)² (ARB, Zhang et al. 2022).  [B, D] ×2 -> []
+
+  z_i `[B]` is a standardised feature, and b the orthogonal basis nearest to the D features of the view,
+  Z (Zᵀ Z / B + eps I)^(-1/2), which has no gradient; eps serves batches of fewer than D examples. `groups` finds a
+  basis for each of so many equal groups of features, which is cheaper.
+
+  >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+  >>> print(f'{arb(z, z):.2f} {arb(z, -z):.2f}')
+  0.07 13.93
+  """
+  require_positive(eps=eps)
+  z1, z2 = _views(z1, z2)
+  require('groups', groups, lambda x: x >= 1 and z1.shape[1] % x == 0, f'give a divisor of D = {z1.shape[1]}')
+  z1, z2 = (_standardize(z, 1e-5, axis_name) for z in (z1, z2))
+
+  bases = [
+    jax.lax.stop_gradient([_whiten(part, eps, axis_name) for part in jnp.split(z, groups, axis=1)]) for z in (z1, z2)
+  ]
+  first, second = (jnp.concatenate(base, axis=1) for base in bases)
+  return sum(jnp.sum((1 - _mean(z * base, axis_name)) ** 2) for z, base in ((z1, second), (z2, first)))
+
+
+def _views(z1: jax.Array, z2: jax.Array) -> list[jax.Array]:
+  chex.assert_rank([z1, z2], 2)
+  chex.assert_equal_shape([z1, z2])
+  return [pairs.to_float32(z) for z in (z1, z2)]
+
+
+def _batch_size(z: jax.Array, axis_name: str | None) -> int:
+  return z.shape[0] * (1 if axis_name is None else jax.lax.psum(1, axis_name))
+
+
+def _gather(z: jax.Array, axis_name: str | None) -> jax.Array:
+  """[D, B] of this device -> [D, N] of all."""
+  return z if axis_name is None else jax.lax.all_gather(z, axis_name, axis=1, tiled=True)
+
+
+def _mean(z: jax.Array, axis_name: str | None) -> jax.Array:
+  """The mean over the examples of all devices.  [B, D] -> [D]"""
+  mean = jnp.mean(z, axis=0)
+  return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
+
+
+def _center(z: jax.Array, axis_name: str | None) -> jax.Array:
+  return z - _mean(z, axis_name)[None]
+
+
+def _covariance(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> jax.Array:
+  """The mean over the examples of z1 z2ᵀ, of centred views.  [B, D] ×2 -> [D, D]"""
+  covariance = jnp.matmul(z1.T, z2, precision=jax.lax.Precision.HIGHEST) / z1.shape[0]
+  return covariance if axis_name is None else jax.lax.pmean(covariance, axis_name)
+
+
+def _standardize(z: jax.Array, eps: float, axis_name: str | None) -> jax.Array:
+  """Mean 0 and standard deviation 1 over the examples, as far as eps lets it be.  [B, D] -> [B, D]"""
+  z = _center(z, axis_name)
+  size = _batch_size(z, axis_name)
+  variance = _mean(z * z, axis_name) * (size / (size - 1))
+  # 1e-12 keeps the gradient of the root finite for a feature that is constant.
+  return z / (jnp.sqrt(variance + 1e-12) + eps)[None]
+
+
+def _whiten(z: jax.Array, eps: float, axis_name: str | None) -> jax.Array:
+  """z (Σ + eps I)^(-1/2), with no gradient through Σ, the covariance over the examples.  [B, D] -> [B, D]"""
+  values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(_covariance(z, z, axis_name)))
+  # Rounding can make the least eigenvalues negative.
+  roots = jax.lax.rsqrt(jnp.maximum(values, 0) + eps)
+  matrix = jnp.matmul(vectors * roots[None], vectors.T, precision=jax.lax.Precision.HIGHEST)
+  return jnp.matmul(z, matrix, precision=jax.lax.Precision.HIGHEST)

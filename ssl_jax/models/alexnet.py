@@ -1,0 +1,47 @@
+"""The small AlexNet of Wang & Isola (2020), which CACR's small-scale experiments use."""
+
+import functools
+
+import chex
+import jax.numpy as jnp
+from flax import linen as nn
+
+from ssl_jax.models.norm import BatchNorm, wide
+
+_NORMAL = nn.initializers.normal(0.02)
+
+
+class AlexNet(nn.Module):
+  """Images [N, H, W, 3] -> features [N, 4096] in float32: fc7, after batch norm and ReLU, where evaluations read.
+
+  Five 3×3 convolutions of 96, 192, 384, 384 and 192 channels, a 3×3 max-pool of stride 2 (no padding) after the first,
+  second and fifth, then fc6 and fc7 of 4,096; batch norm and ReLU after each layer, no biases. fc8, to 128, is the
+  method's projector: `heads.create('alexnet')`.
+  """
+
+  dtype: jnp.dtype = jnp.float32
+  axis_name: str | None = None
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    chex.assert_shape(images, (None, None, None, 3))
+    if min(images.shape[1:3]) < 15:  # three pools halve 15 to 7, 3 and 1
+      raise ValueError(f'alexnet_small needs images of at least 15 px, got {images.shape[1]} × {images.shape[2]}')
+    layer = functools.partial(nn.Dense, use_bias=False, kernel_init=_NORMAL, dtype=self.dtype)
+    conv = functools.partial(
+      nn.Conv, kernel_size=(3, 3), padding=((1, 1), (1, 1)), use_bias=False, kernel_init=_NORMAL, dtype=self.dtype
+    )
+    norm = functools.partial(BatchNorm, axis_name=self.axis_name)
+
+    x = images.astype(self.dtype)
+    for i, channels in enumerate((96, 192, 384, 384, 192), start=1):
+      x = conv(channels, name=f'conv{i}')(x)
+      x = nn.relu(norm(name=f'bn{i}')(x, train))
+      if i in (1, 2, 5):
+        x = nn.max_pool(x, (3, 3), strides=(2, 2))
+    # Channels first, as torch flattens, so that weights carry over by transposition alone.
+    x = x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1)
+    for i in (6, 7):
+      x = layer(4096, name=f'fc{i}')(x)
+      x = nn.relu(norm(name=f'bn{i}')(x, train))
+    return wide(x)

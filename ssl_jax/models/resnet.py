@@ -1,0 +1,114 @@
+"""ResNets (He et al. 2016) with the ImageNet and the CIFAR stem; padding, initialisation and names as torchvision's."""
+
+import functools
+
+import chex
+import jax.numpy as jnp
+from flax import linen as nn
+
+from ssl_jax.models.norm import BatchNorm, wide
+
+# Weights are drawn as torchvision draws them (He et al. 2015, fan-out). Padding is explicit: torch pads a 3×3
+# convolution by (1, 1) at every stride, where 'SAME' pads (0, 1) at stride 2.
+_KAIMING = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
+
+
+def _conv(features, kernel, stride=1, *, dtype, name):
+  pad = (kernel - 1) // 2
+  return nn.Conv(
+    features,
+    (kernel, kernel),
+    strides=(stride, stride),
+    padding=((pad, pad), (pad, pad)),
+    use_bias=False,
+    kernel_init=_KAIMING,
+    dtype=dtype,
+    name=name,
+  )
+
+
+class _Block(nn.Module):
+  """A residual block: relu(shortcut(x) + residual(x)); [N, H, W, C] -> [N, H/stride, W/stride, width·expansion]"""
+
+  width: int
+  stride: int
+  conv: functools.partial
+  norm: functools.partial
+  zero_init_residual: bool
+
+  def last_norm(self, name):
+    """The norm that ends the residual branch; from zero the block starts as the identity (Goyal et al. 2017)."""
+    init = nn.initializers.zeros if self.zero_init_residual else nn.initializers.ones
+    return self.norm(scale_init=init, name=name)
+
+  def shortcut(self, x, shape, train):
+    if x.shape == shape:
+      return x
+    x = self.conv(shape[-1], 1, self.stride, name='downsample_conv')(x)
+    return self.norm(name='downsample_bn')(x, train)
+
+
+class BasicBlock(_Block):
+  """Two 3×3 convolutions."""
+
+  @nn.compact
+  def __call__(self, x, train: bool):
+    y = self.conv(self.width, 3, self.stride, name='conv1')(x)
+    y = nn.relu(self.norm(name='bn1')(y, train))
+    y = self.conv(self.width, 3, name='conv2')(y)
+    y = self.last_norm('bn2')(y, train)
+    return nn.relu(y + self.shortcut(x, y.shape, train))
+
+
+class Bottleneck(_Block):
+  """1×1, 3×3 and 1×1 convolutions, the stride on the 3×3 (v1.5, as torchvision)."""
+
+  @nn.compact
+  def __call__(self, x, train: bool):
+    y = self.conv(self.width, 1, name='conv1')(x)
+    y = nn.relu(self.norm(name='bn1')(y, train))
+    y = self.conv(self.width, 3, self.stride, name='conv2')(y)
+    y = nn.relu(self.norm(name='bn2')(y, train))
+    y = self.conv(4 * self.width, 1, name='conv3')(y)
+    y = self.last_norm('bn3')(y, train)
+    return nn.relu(y + self.shortcut(x, y.shape, train))
+
+
+class ResNet(nn.Module):
+  """Images [N, H, W, 3] -> features [N, D] in float32: the mean over space of the last stage.
+
+  Stage i has `stage_sizes[i]` blocks of width `width`·2^i; every stage but the first halves the resolution. The
+  'imagenet' stem is a 7×7 convolution of stride 2 and a 3×3 max-pool of stride 2; the 'cifar' stem one 3×3 convolution
+  of stride 1. `stem_stride` is another stride for the stem's convolution.
+  """
+
+  stage_sizes: tuple[int, ...]
+  block: type[_Block] = BasicBlock
+  width: int = 64
+  stem: str = 'imagenet'
+  stem_stride: int | None = None
+  zero_init_residual: bool = False
+  dtype: jnp.dtype = jnp.float32
+  axis_name: str | None = None
+  norm_impl: str = 'xla'
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    chex.assert_shape(images, (None, None, None, 3))
+    if self.stem not in ('imagenet', 'cifar'):
+      raise ValueError(f"stem={self.stem!r}: use 'imagenet' or 'cifar'")
+    conv = functools.partial(_conv, dtype=self.dtype)
+    norm = functools.partial(BatchNorm, axis_name=self.axis_name, impl=self.norm_impl)
+
+    kernel, stride = (7, 2) if self.stem == 'imagenet' else (3, 1)
+    x = images.astype(self.dtype)
+    x = conv(self.width, kernel, self.stem_stride or stride, name='conv1')(x)
+    x = nn.relu(norm(name='bn1')(x, train))
+    if self.stem == 'imagenet':
+      x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+    for i, size in enumerate(self.stage_sizes):
+      for j in range(size):
+        stride = 2 if i > 0 and j == 0 else 1
+        block = self.block(self.width * 2**i, stride, conv, norm, self.zero_init_residual, name=f'layer{i + 1}_{j}')
+        x = block(x, train)
+    return wide(x).mean((1, 2))

@@ -1,0 +1,75 @@
+"""Optimisers, learning-rate schedules, and which parameters they leave alone."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def peak_rate(optimizer: Mapping, batch_size: int) -> float:
+  """The learning rate at its highest: as given, ·batch/256 (linear), or ·sqrt(batch) (sqrt)."""
+  scale = {'none': 1.0, 'linear': batch_size / 256, 'sqrt': batch_size**0.5}[optimizer['scaling']]
+  return optimizer['learning_rate'] * scale
+
+
+def rate(optimizer: Mapping, *, batch_size: int, steps_per_epoch: int, total_steps: int) -> optax.Schedule:
+  """step -> learning rate: linear warm-up, then cosine to zero, steps at the milestones, or constant."""
+  peak = peak_rate(optimizer, batch_size)
+  warmup = round(optimizer['warmup_epochs'] * steps_per_epoch)
+  if warmup >= total_steps and warmup:
+    raise ValueError(
+      f'optimizer.warmup_epochs = {optimizer["warmup_epochs"]} is {warmup} steps, and the run has {total_steps}: shorten it'
+    )
+  if optimizer['schedule'] == 'cosine':
+    after = optax.cosine_decay_schedule(peak, total_steps - warmup)
+  elif optimizer['schedule'] == 'step':
+    boundaries = {round(m * steps_per_epoch) - warmup: optimizer['decay'] for m in optimizer['milestones']}
+    after = optax.piecewise_constant_schedule(peak, boundaries)
+  else:
+    after = optax.constant_schedule(peak)
+  schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup]) if warmup else after
+  return lambda step: schedule(jnp.asarray(step, jnp.float32))  # optax mixes the step with floats
+
+
+def decayed(params):
+  """True for weights; False for biases, norms and scalars, which have fewer than two dimensions."""
+  return jax.tree.map(lambda p: jnp.ndim(p) > 1, params)
+
+
+def _networks(params):
+  """True for everything but a learned temperature, which no decay should pull to 1."""
+  temperature = lambda path: getattr(path[0], 'key', None) == 'temperature'
+  return jax.tree_util.tree_map_with_path(lambda path, _: not temperature(path), params)
+
+
+def _decay_mask(exempt: bool):
+  return decayed if exempt else _networks
+
+
+def lars(schedule: optax.Schedule, *, momentum: float, weight_decay: float, exempt: bool, trust: float = 0.001):
+  """LARS (You et al. 2017): each weight's step is scaled by trust·|w| / |g + decay·w|, before the momentum."""
+  ratio = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust), _decay_mask(exempt))
+  # The momentum gathers updates that already carry their rate, as in the paper and in optax.lars.
+  return optax.chain(
+    optax.add_decayed_weights(weight_decay, _decay_mask(exempt)),
+    ratio,
+    optax.scale_by_learning_rate(schedule),
+    optax.trace(momentum),
+  )
+
+
+def sgd(schedule: optax.Schedule, *, momentum: float, weight_decay: float, exempt: bool):
+  """torch's SGD: the decay joins the gradient, the momentum gathers it, the rate comes last."""
+  decay = optax.add_decayed_weights(weight_decay, _decay_mask(exempt))
+  return optax.chain(decay, optax.trace(momentum), optax.scale_by_learning_rate(schedule))
+
+
+def create(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
+  """The optimiser of the config's `optimizer` section."""
+  decay, exempt = optimizer['weight_decay'], optimizer['exempt']
+  if optimizer['name'] == 'adamw':
+    b1, b2 = optimizer['betas']
+    return optax.adamw(schedule, b1=b1, b2=b2, weight_decay=decay, mask=_decay_mask(exempt))
+  make = {'sgd': sgd, 'lars': lars}[optimizer['name']]
+  return make(schedule, momentum=optimizer['momentum'], weight_decay=decay, exempt=exempt)

@@ -1,0 +1,242 @@
+"""From embeddings to the similarities of each query with its positives and its negatives.
+
+This is the only place that knows where negatives come from. Each function returns `Pairs`, which any loss of
+`ssl_jax.losses` takes. Embeddings are `[B, D]`, of any scale and float type; similarities are float32.
+
+Over devices: with `axis_name` the queries are those of this device and the negatives those of all. The mean over the
+queries of this device, differentiated on this device, gives gradients whose mean over devices (`lax.pmean`) is the
+gradient of the mean over all queries, because the gradient flows through the gathered embeddings too. This holds under
+`jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
+"""
+
+import itertools
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from ssl_jax.temperature import require
+
+
+class Pairs(NamedTuple):
+  """Similarities of Q queries.
+
+  Attributes:
+    pos: `[Q, K]`, with the K positives of each query.
+    neg: `[Q, M]`, with M keys, of which some are no negatives.
+    where: `[Q, M]`, True where `neg` is a negative.
+
+  >>> Pairs(pos=jnp.ones((1, 1)), neg=jnp.zeros((1, 2)), where=jnp.ones((1, 2), bool)).neg.shape
+  (1, 2)
+  """
+
+  pos: jax.Array
+  neg: jax.Array
+  where: jax.Array
+
+
+def in_batch(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
+  """Every view of every other instance is a negative (SimCLR; with V > 2 views CMC and CACR).
+
+  V views `[B, D]` of B instances give V·B queries, view by view. The K = V - 1 positives of a query are the other views
+  of its instance, in the order of the views. `neg` is one product with all V·N embeddings of the N instances of all
+  devices, in which `where` excludes the V views of the query's own instance.
+
+  >>> pos, neg, where = in_batch(jnp.eye(3), jnp.eye(3))
+  >>> pos.shape, neg.shape, int(where[0].sum())
+  ((6, 1), (6, 6), 4)
+  """
+  views, others = _gathered_views(views, axis_name, similarity)
+  count, batch, _ = views.shape
+  queries, keys = views.reshape(count * batch, -1), others.reshape(count * others.shape[1], -1)
+  return Pairs(
+    pos=_positives(views, similarity).reshape(count * batch, count - 1),
+    neg=_similarities(queries, keys, similarity),
+    where=jnp.tile(_not_own(batch, others.shape[1], axis_name), (count, count)),
+  )
+
+
+def by_view_pair(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
+  """The pairs of the CACR authors' code, in which a softmax over negatives never mixes views.
+
+  For each pair of views x < y the negatives are the similarities of x of an instance with y of every other instance.
+  Each pair has two blocks of B queries, with these same negatives, and with the positives of x and those of y (the
+  other K = V - 1 views): V(V - 1)·B queries. The mean over all of them of a loss that is a term of the positives plus
+  a term of the negatives (`cacr`, `balanced`, `simple`, ...) is the authors' mean over views plus mean over pairs.
+
+  >>> pos, neg, where = by_view_pair(jnp.eye(4), jnp.eye(4), jnp.eye(4))
+  >>> pos.shape, neg.shape, int(where[0].sum())
+  ((24, 2), (24, 4), 3)
+  """
+  views, others = _gathered_views(views, axis_name, similarity)
+  count, batch, _ = views.shape
+  positives = _positives(views, similarity)
+  pos, neg = [], []
+  for x, y in itertools.combinations(range(count), 2):
+    block = _similarities(views[x], others[y], similarity)
+    pos += [positives[x], positives[y]]
+    neg += [block, block]
+  where = jnp.tile(_not_own(batch, others.shape[1], axis_name), (len(neg), 1))
+  return Pairs(jnp.concatenate(pos), jnp.concatenate(neg), where)
+
+
+def with_keys(query: jax.Array, key: jax.Array, *, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
+  """The keys of the other instances are the negatives (MoCo v3; one direction of a symmetric loss).
+
+  `query` and `key` are `[B, D]`, two views of the same instances, usually from two encoders.
+
+  >>> pos, neg, where = with_keys(jnp.eye(3), jnp.eye(3))
+  >>> pos.shape, neg.shape, int(where[0].sum())
+  ((3, 1), (3, 3), 2)
+  """
+  chex.assert_rank([query, key], 2)
+  chex.assert_equal_shape([query, key])
+  query, key = _prepare(query, similarity), _prepare(key, similarity)
+  keys = _gather(key, axis_name)
+  where = _not_own(query.shape[0], keys.shape[0], axis_name)
+  return Pairs(_row_similarities(query, key, similarity)[:, None], _similarities(query, keys, similarity), where)
+
+
+def with_queue(
+  query: jax.Array,
+  key: jax.Array,
+  queue: jax.Array,
+  *,
+  in_batch: bool = False,
+  axis_name: str | None = None,
+  similarity: str = 'cosine',
+) -> Pairs:
+  """The keys of earlier batches are the negatives (MoCo).
+
+  `query` is `[B, D]`, `key` `[B, D]` or, for K positives, `[B, K, D]`, `queue` `[M, D]`, the same on each device.
+  `in_batch` adds the other queries of all devices as negatives (cacr, Alg. 3, `with_intra_batch`).
+
+  >>> pos, neg, where = with_queue(jnp.eye(3), jnp.eye(3), jnp.ones((5, 3)), in_batch=True)
+  >>> pos.shape, neg.shape, int(where[0].sum())
+  ((3, 1), (3, 8), 7)
+  """
+  chex.assert_rank([query, key, queue], [2, {2, 3}, 2])
+  key = key[:, None] if key.ndim == 2 else key
+  chex.assert_equal_shape_prefix([query, key], 1)
+  query, key, keys = (_prepare(x, similarity) for x in (query, key, queue))
+  where = jnp.ones((query.shape[0], keys.shape[0]), bool)
+  if in_batch:
+    queries = _gather(query, axis_name)
+    keys = jnp.concatenate([keys, queries])
+    where = jnp.concatenate([where, _not_own(query.shape[0], queries.shape[0], axis_name)], axis=1)
+  return Pairs(_row_similarities(query[:, None], key, similarity), _similarities(query, keys, similarity), where)
+
+
+def with_bank(
+  query: jax.Array,
+  bank: jax.Array,
+  index: jax.Array,
+  negatives: jax.Array | None = None,
+  *,
+  similarity: str = 'cosine',
+) -> Pairs:
+  """The entries of a memory bank are the keys (Wu et al. 2018; behaviour, sec. 5.1).
+
+  `bank` `[N, D]` has an entry for each example of the training set, the same on each device. The positive of the
+  example `index[b]` is its own entry. The negatives are all others, or the entries `negatives`, integers `[M]` for all
+  queries or `[B, M]` for each, of which the query's own is excluded.
+
+  >>> pos, neg, where = with_bank(jnp.eye(2), jnp.eye(4, 2), index=jnp.array([3, 0]))
+  >>> pos.shape, neg.shape, where.tolist()
+  ((2, 1), (2, 4), [[True, True, True, False], [False, True, True, True]])
+  """
+  chex.assert_rank([query, bank, index], [2, 2, 1])
+  chex.assert_equal_shape_prefix([query, index], 1)
+  if negatives is None:
+    keys, entries = bank, jnp.arange(bank.shape[0])
+  else:
+    chex.assert_rank(negatives, {1, 2})
+    keys, entries = bank[negatives], negatives
+  query, own, keys = (_prepare(x, similarity) for x in (query, bank[index], keys))
+  if keys.ndim == 2:
+    neg, entries = _similarities(query, keys, similarity), entries[None]
+  else:
+    neg = _row_similarities(query[:, None], keys, similarity)
+  return Pairs(_row_similarities(query, own, similarity)[:, None], neg, entries != index[:, None])
+
+
+def normalize(x: jax.Array) -> jax.Array:
+  """x / ‖x‖ in float32; a vector shorter than 1e-12 becomes 0, with gradient 0.  [..., D] -> [..., D]
+
+  >>> print(normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
+  [[0.6 0.8]
+   [0.  0. ]]
+  """
+  x = to_float32(x)
+  square = jnp.sum(x * x, axis=-1, keepdims=True)
+  short = square < 1e-24
+  return x * jnp.where(short, 0, jax.lax.rsqrt(jnp.where(short, 1, square)))
+
+
+def to_float32(x: jax.typing.ArrayLike) -> jax.Array:
+  """x in float32, or in float64 where it is that already.
+
+  >>> to_float32(jnp.ones(2, jnp.bfloat16)).dtype
+  dtype('float32')
+  """
+  x = jnp.asarray(x)
+  return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+
+
+def _prepare(x: jax.Array, similarity: str) -> jax.Array:
+  require('similarity', similarity, ('cosine', 'dot', 'euclidean').__contains__, "give 'cosine', 'dot' or 'euclidean'")
+  return normalize(x) if similarity == 'cosine' else to_float32(x)
+
+
+def _gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
+  return x if axis_name is None else jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
+
+
+def _gathered_views(views, axis_name: str | None, similarity: str) -> tuple[jax.Array, jax.Array]:
+  """[V, B, D] of this device and [V, N, D] of all devices."""
+  if len(views) < 2:
+    raise ValueError(f'views = {len(views)} arrays are too few: give 2 or more views of the same instances')
+  chex.assert_rank(views, 2)
+  chex.assert_equal_shape(views)
+  stacked = _prepare(jnp.stack(views), similarity)
+  return stacked, _gather(stacked, axis_name, axis=1)
+
+
+def _not_own(batch: int, total: int, axis_name: str | None) -> jax.Array:
+  """[B, N], False where the key is of the query's own instance."""
+  if total < 2:
+    raise ValueError(f'batch = {total} instance leaves no negatives: give 2 or more')
+  first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * batch
+  return (first + jnp.arange(batch))[:, None] != jnp.arange(total)[None]
+
+
+def _positives(views: jax.Array, similarity: str) -> jax.Array:
+  """[V, B, D] -> [V, B, V - 1], the similarities of each view with each other one of the same instance."""
+  count = len(views)
+  pair = {(v, w): _row_similarities(views[v], views[w], similarity) for v, w in itertools.combinations(range(count), 2)}
+  rows = [[pair[min(v, w), max(v, w)] for w in range(count) if w != v] for v in range(count)]
+  return jnp.stack([jnp.stack(row, axis=1) for row in rows])
+
+
+def _similarities(queries: jax.Array, keys: jax.Array, similarity: str) -> jax.Array:
+  """[Q, D], [M, D] -> [Q, M]"""
+  # An accelerator would multiply float32 in a shorter type: at tau = 0.01 its error would be of the size of the loss.
+  product = jnp.matmul(queries, keys.T, precision=jax.lax.Precision.HIGHEST)
+  if similarity != 'euclidean':
+    return product
+  squares = jnp.sum(queries * queries, axis=1)[:, None] + jnp.sum(keys * keys, axis=1)[None]
+  return -_safe_sqrt(squares - 2 * product)
+
+
+def _row_similarities(x: jax.Array, y: jax.Array, similarity: str) -> jax.Array:
+  """[..., D], [..., D] -> [...]"""
+  if similarity != 'euclidean':
+    return jnp.sum(x * y, axis=-1)
+  return -_safe_sqrt(jnp.sum((x - y) ** 2, axis=-1))
+
+
+def _safe_sqrt(square: jax.Array) -> jax.Array:
+  """The square root, with value and gradient 0 where rounding or equality leaves nothing to take it of."""
+  tiny = square < 1e-24
+  return jnp.where(tiny, 0, jnp.sqrt(jnp.where(tiny, 1, square)))

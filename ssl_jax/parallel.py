@@ -1,0 +1,98 @@
+"""One per-device function, mapped over devices by pmap or by shard_map, with the same numbers either way.
+
+A mapped function takes replicated arguments first and sharded ones after. Collectives inside it name `AXIS`. Under
+pmap each array has a leading device axis; under shard_map arrays are global and carry their sharding. `Devices` hides
+which.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXIS = 'batch'
+
+
+def start(processes: int) -> None:
+  """Joins the other hosts. Addresses come from the cluster (TPU, Slurm, MPI) or from the JAX_COORDINATOR_* variables."""
+  if processes > 1:
+    jax.distributed.initialize()
+    if jax.process_count() != processes:
+      raise ValueError(f'parallel.processes = {processes}, but {jax.process_count()} joined: start one a host')
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+  """The devices that share each batch, and how a function is mapped over them."""
+
+  kind: str  # pmap or shard_map
+  devices: tuple[jax.Device, ...]
+
+  @classmethod
+  def choose(cls, kind: str, count: int) -> 'Devices':
+    """All devices, or the first `count` of a single process."""
+    devices = jax.devices()
+    if count and jax.process_count() > 1:
+      raise ValueError(f'parallel.devices = {count}: with several processes each uses all of its devices, give 0')
+    if count > len(devices):
+      raise ValueError(f'parallel.devices = {count}: this machine has {len(devices)}, give at most that or 0 for all')
+    return cls(kind, tuple(devices[: count or len(devices)]))
+
+  @functools.cached_property
+  def local(self) -> tuple[jax.Device, ...]:
+    return tuple(d for d in self.devices if d.process_index == jax.process_index())
+
+  @functools.cached_property
+  def mesh(self) -> jax.sharding.Mesh:
+    return jax.make_mesh((len(self.devices),), (AXIS,), devices=self.devices, axis_types=(AxisType.Auto,))
+
+  def replicate(self, tree):
+    """Host values -> one copy on each device."""
+    if self.kind == 'pmap':
+      return jax.tree.map(lambda x: self._stack([np.asarray(x)] * len(self.local)), tree)
+    return jax.tree.map(lambda x: self._global(np.asarray(x), P()), tree)
+
+  def unreplicate(self, tree):
+    """One copy of a replicated value, as numpy arrays."""
+    one = jax.device_get(jax.tree.map(lambda x: x.addressable_shards[0].data, tree))
+    return jax.tree.map(lambda x: x[0], one) if self.kind == 'pmap' else one
+
+  def shard(self, tree):
+    """This process's part of a batch, along the first axis -> each device's part of it."""
+    if self.kind == 'pmap':
+      return jax.tree.map(lambda x: self._stack(np.split(x, len(self.local))), tree)
+    return jax.tree.map(lambda x: self._global(x, P(AXIS)), tree)
+
+  def unshard(self, tree):
+    """A sharded result of this process's devices, joined along the first axis, as numpy arrays."""
+
+    def join(x):
+      shards = sorted(x.addressable_shards, key=lambda s: s.index[0].start or 0)
+      parts = jax.device_get([s.data for s in shards])
+      return np.concatenate([part[0] for part in parts] if self.kind == 'pmap' else parts)
+
+    return jax.tree.map(join, tree)
+
+  def map(self, fn: Callable, *, replicated: int, sharded: int = 1, out='replicated', donate: tuple[int, ...] = ()):
+    """`fn` over the devices: the first `replicated` arguments as copies, the next `sharded` ones in parts."""
+    if self.kind == 'pmap':
+      return jax.pmap(fn, AXIS, devices=self.devices, donate_argnums=donate)
+    specs = (P(),) * replicated + (P(AXIS),) * sharded
+    out_specs = P() if out == 'replicated' else P(AXIS)
+    # check_vma=False: the update averages gradients itself; under True they would be summed once more, silently.
+    mapped = jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
+    return jax.jit(mapped, donate_argnums=donate)
+
+  def _stack(self, parts):
+    """One array a local device, under a leading device axis: the form that pmap takes."""
+    mesh = jax.sharding.Mesh(np.array(self.local), (AXIS,))
+    placed = [jax.device_put(part[None], device) for part, device in zip(parts, self.local, strict=True)]
+    shape = (len(placed), *placed[0].shape[1:])
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), placed)
+
+  def _global(self, x, spec):
+    return jax.make_array_from_process_local_data(NamedSharding(self.mesh, spec), x)

@@ -1,0 +1,153 @@
+"""What a run writes down: metrics.jsonl, TensorBoard, and progress for whoever watches."""
+
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ssl_jax.checkpoint import write_text
+
+
+def read(workdir: pathlib.Path) -> list[dict]:
+  """The rows of metrics.jsonl; a last line that an interruption cut short does not count."""
+  file = workdir / 'metrics.jsonl'
+  rows = []
+  for line in file.read_text().splitlines() if file.exists() else []:
+    try:
+      rows.append(json.loads(line))
+    except json.JSONDecodeError:
+      break
+  return rows
+
+
+class Records:
+  """Rows of numbers by step. Opened at step n, it first drops the rows after n: a resumed run is one run.
+
+  Only the first process writes.
+  """
+
+  def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool):
+    self.workdir, self.board, self.file = workdir, None, None
+    if jax.process_index() > 0:
+      return
+    kept = [row for row in read(workdir) if row['step'] <= step] if step else []
+    write_text(workdir / 'metrics.jsonl', ''.join(json.dumps(row) + '\n' for row in kept))
+    self.file = (workdir / 'metrics.jsonl').open('a', buffering=1)
+    if tensorboard:
+      from tensorboardX import SummaryWriter
+
+      self.board = SummaryWriter(str(workdir / 'tensorboard'), purge_step=step + 1)
+
+  def write(self, step: int, row: Mapping[str, float]) -> None:
+    if self.file:
+      self.file.write(json.dumps({'step': step, **row}) + '\n')
+    if self.board:
+      for name, value in row.items():
+        self.board.add_scalar(name, value, step)
+
+  def close(self) -> None:
+    if self.file:
+      self.file.close()
+    if self.board:
+      self.board.close()
+
+
+class Plain:
+  """One line a row, for logs and pipes."""
+
+  def __init__(self, step: int, total: int):
+    self.first, self.total, self.start = step, total, time.monotonic()
+
+  def say(self, text: str) -> None:
+    print(text, flush=True)
+
+  def show(self, step: int, row: Mapping[str, float]) -> None:
+    left = (time.monotonic() - self.start) / max(step - self.first, 1) * (self.total - step)
+    print(f'step {step}/{self.total}  {_numbers(row)}  ETA {left:.0f} s', flush=True)
+
+  def close(self) -> None:
+    pass
+
+
+class Silent(Plain):
+  """The processes that are not the first say nothing."""
+
+  def say(self, text):
+    pass
+
+  def show(self, step, row):
+    pass
+
+
+class Live(Plain):
+  """A rich progress bar that stays in place, for terminals."""
+
+  def __init__(self, step: int, total: int):
+    columns = (
+      TextColumn('{task.description}'),
+      BarColumn(),
+      TextColumn('{task.fields[numbers]}'),
+      TimeRemainingColumn(),
+    )
+    self.bar = Progress(*columns, console=Console(soft_wrap=True))
+    self.total = total
+    self.task = self.bar.add_task(f'step {step}/{total}', total=total, completed=step, numbers='')
+    self.bar.start()
+
+  def say(self, text):
+    self.bar.console.print(text, highlight=False, markup=False)
+
+  def show(self, step, row):
+    self.bar.update(self.task, completed=step, description=f'step {step}/{self.total}', numbers=_numbers(row))
+
+  def close(self):
+    self.bar.stop()
+
+
+def progress(step: int, total: int) -> Plain:
+  """A live bar on a terminal, plain lines elsewhere, nothing from any process but the first."""
+  if jax.process_index() > 0:
+    return Silent(step, total)
+  return (Live if sys.stdout.isatty() else Plain)(step, total)
+
+
+def sentence(when: str, results: Mapping[str, float]) -> str:
+  """'epoch 20: knn200 71.3 %, ...'"""
+  return f'{when}: ' + ', '.join(f'{name} {value:.2f} %' for name, value in results.items())
+
+
+def finish(workdir: pathlib.Path, summary: Mapping) -> None:
+  """Writes summary.json and says where everything is."""
+  if jax.process_index() > 0:
+    return
+  write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
+  accuracies = {name: value for name, value in summary.items() if name.startswith('knn')}
+  if accuracies:
+    print(sentence('finished', accuracies))
+  what = {
+    'summary.json': 'the results',
+    'metrics.jsonl': 'every logged step',
+    'neighbours.png': 'test images and their nearest training images',
+    'tensorboard': 'the same for TensorBoard',
+    'checkpoints': 'the weights',
+    'config.json': 'the config',
+  }
+  for name, text in what.items():
+    if (workdir / name).exists():
+      print(f'  {text + ":":48}{workdir / name}')
+
+
+def _numbers(row):
+  forms = {
+    'epoch': 'epoch {:.2f}',
+    'loss': 'loss {:.4f}',
+    'tau': 'tau {:.3f}',
+    'rate': 'rate {:.4f}',
+    'images_per_second': '{:,.0f} images/s',
+  }
+  return '  '.join(form.format(row[name]) for name, form in forms.items() if name in row)

@@ -1,0 +1,134 @@
+"""From a sound config to everything that training and evaluation share."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from ssl_jax import methods, optim
+from ssl_jax.config import nearest
+from ssl_jax.data import augment, pipeline, sources
+from ssl_jax.parallel import AXIS, Devices
+from ssl_jax.state import State
+
+ON_DEVICE_LIMIT = 4 * 2**30  # bytes of decoded training images that `data.on_device=auto` puts on the device
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run's parts, built and checked, with nothing compiled yet."""
+
+  config: ConfigDict
+  devices: Devices
+  train: sources.Source
+  on_device: bool  # whether all training images live on the device; else host workers decode and crop
+  steps_per_epoch: int
+  total_steps: int
+  method: methods.Method
+  rate: optax.Schedule
+  optimizer: optax.GradientTransformation
+  augments: list[Callable]  # one a view
+  normalize: Callable  # uint8 image -> what evaluations show the encoder
+  denormalize: Callable  # what the encoder sees -> uint8 image, for pictures
+
+  skipped: collections.Counter  # broken images that were met and left out, by split (data.broken=skip)
+
+  @functools.cached_property
+  def test(self) -> sources.Source:
+    return _load(self.config, 'test', self.skipped)[0]
+
+  def initial_state(self) -> State:
+    """The state before the first step, on the host."""
+    size = self.config.data.image_size
+    images = jnp.zeros((2, size, size, 3), jnp.float32)
+    params, batch_stats, extra = jax.jit(self.method.init)(jax.random.key(self.config.seed), images)
+    state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, jax.jit(self.optimizer.init)(params))
+    return jax.device_get(state)
+
+  def host_batches(self, start_step: int):
+    """Batches from host workers: this process's part of each, decoded and cropped."""
+    config, settings = self.config, _settings(self.config)
+    return pipeline.batches(
+      self.train,
+      seed=config.seed,
+      batch_size=config.batch_size,
+      start_step=start_step,
+      total_steps=self.total_steps,
+      size=config.data.image_size,
+      views=config.views,
+      scale=settings['crop_scale'],
+      ratio=settings['crop_ratio'],
+      num_workers=config.data.workers,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+    )
+
+
+def prepare(config: ConfigDict) -> Run:
+  """Finds whatever is wrong with a valid config: devices first, then names and parameters, then the data."""
+  devices = Devices.choose(config.parallel.map, config.parallel.devices)
+  count = len(devices.devices)
+  if config.batch_size % count:
+    near = max(config.batch_size // count, 1) * count
+    raise ValueError(f'batch_size = {config.batch_size} does not divide over {count} devices: try {near}')
+  methods.create(config, steps_per_epoch=1, total_steps=1)
+  _augments(config, on_device=True)
+  skipped = collections.Counter()
+  train, on_device = _load(config, 'train', skipped)
+  if len(train) < config.batch_size:
+    raise ValueError(f'batch_size = {config.batch_size} is larger than the {len(train)} training images: lower it')
+  steps_per_epoch = len(train) // config.batch_size
+  lengths = dict(steps_per_epoch=steps_per_epoch, total_steps=config.steps or config.epochs * steps_per_epoch)
+  rate = optim.rate(config.optimizer, batch_size=config.batch_size, **lengths)
+  augments, normalize, denormalize = _augments(config, on_device)
+  return Run(
+    config=config,
+    devices=devices,
+    train=train,
+    on_device=on_device,
+    method=methods.create(config, axis_name=AXIS, **lengths),
+    rate=rate,
+    optimizer=optim.create(config.optimizer, rate),
+    augments=augments,
+    normalize=normalize,
+    denormalize=denormalize,
+    skipped=skipped,
+    **lengths,
+  )
+
+
+def _load(config, split, skipped) -> tuple[sources.Source, bool]:
+  """The source of a split, and whether it is in memory at its final size; the config alone decides that."""
+  source, size = sources.load(config.data, split), config.data.image_size
+  fits = source.nbytes_decoded(size) <= ON_DEVICE_LIMIT
+  if {'yes': True, 'no': False, 'auto': fits}[config.data.on_device]:
+    images, labels = source.arrays(size)
+    skipped[split] = source.skipped
+    return sources.Arrays(images, labels, source.class_names), True
+  return source, False
+
+
+def _settings(config) -> dict:
+  """The preset that `augment` names, with what the config changes in it."""
+  changes = dict(config.augment)
+  name = changes.pop('name')
+  if name not in augment.PRESETS:
+    raise ValueError(f'augment.name = {name!r} does not exist: {nearest(name, list(augment.PRESETS))}')
+  return augment.validate(augment.PRESETS[name] | changes)
+
+
+def _augments(config, on_device: bool):
+  """The augmentation of each view, the view that evaluations take, and the way back to pixels."""
+  common = dict(size=config.data.image_size) | ({} if on_device else dict(crop=False))  # the host has cropped already
+  settings = _settings(config) | common
+  other = settings | dict(config.augment_other)
+  augments = [augment.make(other if v % 2 else settings) for v in range(config.views)]
+  mean, std = np.float32(settings['mean']), np.float32(settings['std'])
+  denormalize = lambda x: np.uint8(np.clip(np.rint((np.asarray(x) * std + mean) * 255), 0, 255))
+  return augments, augment.make_eval(config.data.image_size, settings['mean'], settings['std']), denormalize

@@ -1,0 +1,226 @@
+"""The training loop: dispatch, watch, evaluate, keep, and go on where the last run stopped."""
+
+import collections
+import contextlib
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from ssl_jax import checkpoint, records
+from ssl_jax.data import pipeline
+from ssl_jax.evals.evaluate import Evaluator
+from ssl_jax.parallel import AXIS
+from ssl_jax.run import Run, prepare
+from ssl_jax.step import make_update, scan_update
+
+IN_FLIGHT = 2  # single steps that are dispatched before the metrics of the first one are read
+
+
+class Diverged(Exception):
+  """The loss or its gradient is no longer a number."""
+
+
+class Interrupted(Exception):
+  """The run was asked to stop, and everything is saved."""
+
+
+def train(config: ConfigDict, workdir: str) -> dict:
+  """Trains the run of `config` in `workdir`, from its last checkpoint if there is one. Returns the summary."""
+  start = time.monotonic()
+  run = prepare(config)
+  evaluator = Evaluator(run) if config.eval.k else None
+  workdir = checkpoint.claim(workdir, config.to_dict())
+  with contextlib.ExitStack() as stack:
+    checkpoints = checkpoint.Checkpoints(workdir, config.to_dict(), config.checkpoint.keep)
+    stack.callback(checkpoints.close)
+    state = run.initial_state()
+    if checkpoints.latest() is not None:
+      state = checkpoints.restore(state)
+    first = int(state.step)
+    rows = records.Records(workdir, first, config.log.tensorboard)
+    stack.callback(rows.close)
+    progress = records.progress(first, run.total_steps)
+    stack.callback(progress.close)
+    progress.say(_opening(run, workdir, first))
+    stop = stack.enter_context(_stop_requests())
+    results = _loop(run, state, evaluator, checkpoints, rows, progress, stop)
+  summary = {**results, 'steps': run.total_steps, 'seconds': round(time.monotonic() - start, 1)}
+  if config.data.broken == 'skip':
+    summary['broken_images_skipped'] = run.skipped.total()
+  records.finish(workdir, summary)
+  return summary
+
+
+def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> dict:
+  """Steps from `state` to the end; returns the last evaluation."""
+  config, devices = run.config, run.devices
+  step, results, saved_at = int(state.step), {}, time.monotonic()
+  if evaluator and step == 0 and config.eval.at_start:
+    rows.write(0, results := evaluator.at_start(state))
+    progress.say(records.sentence('before training', results))
+  state = devices.replicate(state)
+  watch = Watch(run, rows, progress, checkpoints)
+  for call, count in _calls(run, step):
+    state, metrics = call(state)
+    step += count
+    watch.add(step, count, metrics)
+    epoch, in_epoch = divmod(step, run.steps_per_epoch)
+    last = step == run.total_steps
+    every = config.eval.every_epochs
+    if evaluator and (last or (every and in_epoch == 0 and epoch % every == 0)):
+      watch.drain()
+      rows.write(step, results := evaluator.knn(state))
+      progress.say(records.sentence(f'epoch {step / run.steps_per_epoch:g}', results))
+      watch.restart_clock()
+    steps_due = config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0
+    minutes_due = time.monotonic() - saved_at > 60 * config.checkpoint.every_minutes and jax.process_count() == 1
+    stopping = stop.is_set() or checkpoints.preempted(step)
+    if last or steps_due or minutes_due or stopping:
+      watch.drain()
+      checkpoints.save(devices.unreplicate(state))
+      saved_at = time.monotonic()
+      watch.restart_clock()
+    if stopping and not last:
+      raise Interrupted(f'stopped at step {step} of {run.total_steps}; saved: the same command goes on from here')
+  if evaluator and not results:  # the run was complete before
+    results = evaluator.knn(state)
+  if evaluator:
+    evaluator.draw_neighbours(state, rows.workdir / 'neighbours.png')
+  return results
+
+
+def _calls(run: Run, step: int) -> Iterator[tuple[Callable, int]]:
+  """(state -> (state, metrics), how many steps it makes), from `step` to the end of the run."""
+  config, devices = run.config, run.devices
+  update = make_update(run.method, run.optimizer, run.rate, run.augments, seed=config.seed, axis_name=AXIS)
+  if not run.on_device:
+
+    def put(batch):
+      run.skipped['train'] += int(batch['replaced'].sum())
+      return devices.shard((batch['images'], batch['index']))
+
+    one = devices.map(update, replicated=1, sharded=2, donate=(0,))
+    with contextlib.closing(run.host_batches(step)) as batches:
+      for images, index in pipeline.prefetch(batches, put):
+        yield lambda state, images=images, index=index: one(state, images, index), 1
+    return
+  many = devices.map(scan_update(update), replicated=2, sharded=1, donate=(0,))
+  dataset = devices.replicate(run.train.items)
+  while step < run.total_steps:
+    end = _end_of_call(run, step)
+    epoch, place = divmod(step, run.steps_per_epoch)
+    order = pipeline.order(config.seed, epoch, len(run.train))
+    index = order[place * config.batch_size : (place + end - step) * config.batch_size]
+    index = index.reshape(end - step, config.batch_size).T.astype(np.int32)
+    index = devices.shard(np.split(index, jax.process_count())[jax.process_index()])
+    yield lambda state, index=index: many(state, dataset, index), end - step
+    step = end
+
+
+def _end_of_call(run: Run, step: int) -> int:
+  """Calls end on a grid that does not depend on where a run began, so that a resumed run makes the same calls."""
+  config = run.config
+  epoch_start = step - step % run.steps_per_epoch
+  on_cpu = run.devices.devices[0].platform == 'cpu'
+  length = config.parallel.steps_per_call or (1 if on_cpu else run.steps_per_epoch)
+  end = epoch_start + ((step - epoch_start) // length + 1) * length
+  if every := config.checkpoint.every_steps:
+    end = min(end, (step // every + 1) * every)
+  return min(end, epoch_start + run.steps_per_epoch, run.total_steps)
+
+
+class Watch:
+  """Reads metrics a few calls late, so that the device never waits; writes rows; stops a run that diverges."""
+
+  def __init__(self, run: Run, rows, progress, checkpoints):
+    self.run, self.rows, self.progress, self.checkpoints = run, rows, progress, checkpoints
+    self.pending = collections.deque()
+    self.window = []  # metrics of the steps since the last row
+    self.restart_clock()
+
+  def restart_clock(self) -> None:
+    """Evaluations and checkpoints do not count as training time."""
+    self.read_at, self.timed_steps, self.timed_seconds = time.monotonic(), 0, 0.0
+
+  def add(self, step: int, count: int, metrics) -> None:
+    self.pending.append((step, count, metrics))
+    # A call of many steps keeps the host busy launching kernels until it is nearly over: then there is nothing to hide.
+    while len(self.pending) > (IN_FLIGHT if count == 1 else 0):
+      self._read()
+
+  def drain(self) -> None:
+    while self.pending:
+      self._read()
+
+  def _read(self):
+    step, count, metrics = self.pending.popleft()
+    metrics = {name: np.atleast_1d(x) for name, x in self.run.devices.unreplicate(metrics).items()}
+    finite = np.isfinite(metrics['loss']) & np.isfinite(metrics['gradient'])
+    if not finite.all():
+      self._diverged(step - count + 1 + int(np.argmin(finite)))
+    now = time.monotonic()
+    self.timed_steps += count
+    self.timed_seconds += now - self.read_at
+    self.read_at = now
+    every = self.run.config.log.every_steps
+    ends = [at for at in range(step - count + 1, step + 1) if at % every == 0 or at == self.run.total_steps]
+    rate = self.timed_steps * self.run.config.batch_size / max(self.timed_seconds, 1e-9)
+    for i in range(count):
+      self.window.append({name: float(x[i]) for name, x in metrics.items()})
+      if (at := step - count + 1 + i) in ends:
+        self._row(at, rate)
+    if ends:
+      self.timed_steps, self.timed_seconds = 0, 0.0
+
+  def _row(self, step, rate):
+    row = {name: math.fsum(m[name] for m in self.window) / len(self.window) for name in self.window[0]}
+    self.window = []
+    row |= {'epoch': step / self.run.steps_per_epoch, 'images_per_second': rate}
+    self.rows.write(step, row)
+    self.progress.show(step, row)
+
+  def _diverged(self, step):
+    kept = self.checkpoints.latest()
+    good = f'the last good checkpoint is step {kept}' if kept is not None else 'there is no checkpoint yet'
+    raise Diverged(
+      f'the loss or its gradient is not finite at step {step}; {good}. Lower optimizer.learning_rate, warm it up '
+      f'(optimizer.warmup_epochs), raise the temperature, or compute in float32 (dtype)'
+    )
+
+
+@contextlib.contextmanager
+def _stop_requests() -> Iterator[threading.Event]:
+  """An event that the first SIGINT or SIGTERM sets; a second one interrupts at once."""
+  stop = threading.Event()
+  if threading.current_thread() is not threading.main_thread():
+    yield stop
+    return
+  previous = {}
+
+  def request(number, frame):
+    stop.set()
+    signal.signal(number, previous[number])
+
+  for number in (signal.SIGINT, signal.SIGTERM):
+    previous[number] = signal.signal(number, request)
+  try:
+    yield stop
+  finally:
+    for number, handler in previous.items():
+      signal.signal(number, handler)
+
+
+def _opening(run: Run, workdir, first: int) -> str:
+  config, kind = run.config, run.devices.devices[0].device_kind
+  begin = f'goes on at step {first}' if first else 'starts'
+  return (
+    f'{config.method.name}, {config.model.name}, {config.data.name} ({len(run.train):,} images): {run.total_steps:,} steps '
+    f'of {config.batch_size} on {len(run.devices.devices)} x {kind}; {begin} in {workdir}'
+  )

@@ -1,0 +1,39 @@
+"""The PNG holds the images given, where they belong."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ssl_jax.data import contact_sheet
+
+
+def test_each_image_is_at_its_place(tmp_path):
+  rows = np.random.default_rng(0).integers(0, 256, (2, 3, 5, 4, 3), np.uint8)
+  path = contact_sheet.draw(rows, tmp_path / 'new' / 'views.png', scale=3)
+  sheet = np.asarray(Image.open(path))
+  gap, height, width = contact_sheet.GAP, 15 + 2 * contact_sheet.GAP, 12 + 2 * contact_sheet.GAP
+  assert sheet.shape == (2 * height, 3 * width, 3)
+  for row in range(2):
+    for column in range(3):
+      tile = sheet[row * height : (row + 1) * height, column * width : (column + 1) * width]
+      np.testing.assert_array_equal(tile[gap:-gap, gap:-gap], np.kron(rows[row, column], np.ones((3, 3, 1), np.uint8)))
+      assert np.all(tile[:gap] == 255) and np.all(tile[:, -gap:] == 255)
+
+
+def test_floats_are_clipped_and_grey_is_grey(tmp_path):
+  rows = np.array([-1.0, 0.0, 0.5, 1.0, 7.0, np.nan], np.float32).reshape(1, 1, 2, 3, 1)
+  sheet = np.asarray(Image.open(contact_sheet.draw(rows, tmp_path / 'views.png', scale=1)))[2:-2, 2:-2]
+  np.testing.assert_array_equal(sheet[..., 0], [[0, 0, 128], [255, 255, 0]])
+  np.testing.assert_array_equal(sheet[..., 1:], sheet[..., :1].repeat(2, axis=-1))
+
+
+@pytest.mark.parametrize('side, expected', [(32, 96), (96, 96), (224, 224)])
+def test_small_images_are_enlarged(tmp_path, side, expected):
+  path = contact_sheet.draw(np.zeros((1, 1, side, side, 3)), tmp_path / 'views.png')
+  assert np.asarray(Image.open(path)).shape[:2] == (expected + 2 * contact_sheet.GAP,) * 2
+
+
+@pytest.mark.parametrize('shape', [(2, 3, 5, 4), (1, 1, 5, 4, 2), (0, 3, 5, 4, 3)])
+def test_another_shape_is_an_error_in_one_line(tmp_path, shape):
+  with pytest.raises(ValueError, match=r'^rows of shape \(.*\): give \[rows, columns, H, W, C\]'):
+    contact_sheet.draw(np.zeros(shape), tmp_path / 'views.png')

@@ -1,0 +1,224 @@
+"""Linear probes: training against a float64 loop, closed forms against scikit-learn, every protocol on the digits."""
+
+import dataclasses
+import functools
+import json
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl.testing import parameterized
+from sklearn import datasets
+from sklearn.linear_model import LogisticRegression, RidgeClassifier
+
+from ssl_jax.evals import linear
+
+
+def digits(split):
+  x, y = datasets.load_digits(return_X_y=True)
+  order = np.random.default_rng(split).permutation(len(x))
+  x, y = x[order].astype(np.float32), y[order]
+  return x[:1200], y[:1200], x[1200:], y[1200:]
+
+
+@functools.cache
+def scikit_learn_digits(split):
+  train_x, train_y, test_x, test_y = digits(split)
+  return 100 * LogisticRegression(max_iter=3000).fit(train_x, train_y).score(test_x, test_y)
+
+
+def scaled(train_x, test_x):
+  return linear._prepare(jnp.asarray(train_x), jnp.asarray(test_x), scale='coordinate')
+
+
+def small(n=37, d=5, classes=3):
+  rng = np.random.default_rng(0)
+  y = rng.integers(classes, size=n)
+  return (rng.normal(size=(classes, d))[y] + rng.normal(size=(n, d))).astype(np.float32), y
+
+
+def train_loop(x, y, seed, rate, protocol, batch, classes):
+  """One classifier, one step at a time, with the optimisers written out, in float64."""
+  n, d = x.shape
+  x = x.astype(np.float64)
+  key = jax.random.key(seed)
+  weights = {
+    'kernel': linear._initial([seed], d, classes)[0].astype(np.float64),
+    'bias': np.zeros(classes),
+  }
+  first = {name: np.zeros_like(w) for name, w in weights.items()}
+  second = {name: np.zeros_like(w) for name, w in weights.items()}
+  t = 0
+  for epoch in range(protocol.epochs):
+    if protocol.milestones is None:
+      now = rate * 0.5 * (1 + np.cos(np.pi * epoch / protocol.epochs))
+    else:
+      now = rate * protocol.factor ** sum(epoch >= milestone for milestone in protocol.milestones)
+    order = np.asarray(jax.random.permutation(jax.random.fold_in(key, epoch), n))
+    for start in range(0, n // batch * batch, batch):
+      t += 1
+      rows = order[start : start + batch]
+      logits = x[rows] @ weights['kernel'] + weights['bias']
+      p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+      error = (p - np.eye(classes)[y[rows]]) / batch
+      for name, g in {'kernel': x[rows].T @ error, 'bias': error.sum(axis=0)}.items():
+        if protocol.optimiser == 'adam':
+          first[name] = 0.5 * first[name] + 0.5 * g
+          second[name] = 0.999 * second[name] + 0.001 * g**2
+          step = first[name] / (1 - 0.5**t) / (np.sqrt(second[name] / (1 - 0.999**t)) + 1e-8)
+        else:
+          if protocol.optimiser == 'lars' and name == 'kernel':
+            g = g * 0.001 * np.linalg.norm(weights[name]) / np.linalg.norm(g)
+          first[name] = step = 0.9 * first[name] + g
+        weights[name] = weights[name] - now * step
+  return weights
+
+
+class TrainingTest(chex.TestCase):
+  @parameterized.parameters(
+    ('behaviour', 0.5), ('cacr_small', 0.01), ('supervised_cifar', 0.5), ('imagenet_lars', 30.0)
+  )
+  def test_training_is_the_loop_for_every_seed_and_rate(self, name, rate):
+    x, y = small()
+    protocol = dataclasses.replace(linear.PROTOCOLS[name], epochs=6)
+    if protocol.milestones:
+      protocol = dataclasses.replace(protocol, milestones=(2, 4))
+    seeds, rates = (0, 3), (rate, rate / 4)
+    params = linear._train(
+      jnp.asarray(x),
+      jnp.asarray(y, jnp.int32),
+      jnp.asarray(seeds, jnp.uint32),
+      jnp.asarray(linear._initial(seeds, 5, 3)),
+      jnp.asarray(rates, jnp.float32),
+      protocol=protocol,
+      batch=8,
+    )
+    for i, seed in enumerate(seeds):
+      for j, rate in enumerate(rates):
+        expected = train_loop(x, y, seed, rate, protocol, 8, 3)
+        for part in ('kernel', 'bias'):
+          np.testing.assert_allclose(params[part][i, j], expected[part], rtol=2e-3, atol=2e-4)
+
+  @parameterized.parameters(
+    ('behaviour', {0: 1, 39: 1, 40: 0.2, 60: 0.04, 80: 0.008, 99: 0.008}),
+    ('cacr_small', {0: 1, 59: 1, 60: 0.2, 80: 0.04}),
+    ('cacr_large', {59: 1, 60: 0.1, 79: 0.1, 80: 0.01}),
+    ('supervised_cifar', {0: 1, 45: 0.5}),
+  )
+  def test_rates_are_the_papers(self, name, expected):
+    factors = linear._rates(linear.PROTOCOLS[name])
+    for epoch, factor in expected.items():
+      self.assertAlmostEqual(factors[epoch], factor)
+
+  def test_the_batch_is_the_papers_except_on_small_sets(self):
+    sgd, lars = linear.PROTOCOLS['cacr_large'], linear.PROTOCOLS['imagenet_lars']
+    self.assertEqual(linear._batch(sgd, 50_000), (256, 1.0))
+    self.assertEqual(linear._batch(sgd, 1280), (32, 0.125))
+    self.assertEqual(linear._batch(lars, 1_281_167), (4096, 1.0))
+    self.assertEqual(linear._batch(lars, 1280), (32, 1.0))
+    self.assertEqual(linear._batch(sgd, 3), (1, 1 / 256))
+
+  def test_scale_is_undone_by_no_more_than_one_number_and_a_shift(self):
+    x = np.random.default_rng(0).normal(3, 5, size=(50, 4)).astype(np.float32)
+    train, test = scaled(x, x[:7])
+    np.testing.assert_allclose(np.mean(np.square(train)), 1, rtol=1e-5)
+    np.testing.assert_allclose(train, (x - x.mean(0)) / np.sqrt(np.mean((x - x.mean(0)) ** 2)), atol=1e-5)
+    np.testing.assert_allclose(test, train[:7], atol=1e-6)
+    unit, _ = linear._prepare(jnp.asarray(x), jnp.asarray(x), scale='norm')
+    np.testing.assert_allclose(np.mean(np.sum(np.square(unit), axis=1)), 1, rtol=1e-5)
+
+
+class DigitsTest(chex.TestCase):
+  @parameterized.parameters(*linear.PROTOCOLS)
+  def test_every_protocol_reaches_scikit_learn(self, name):
+    ours, theirs = [], []
+    for split in (0, 1):
+      report = linear.probe(*digits(split), name, seeds=(0, 1)).report
+      ours.append(report['top1'])
+      theirs.append(scikit_learn_digits(split))
+    self.assertGreater(np.mean(ours), np.mean(theirs) - 0.5)
+    self.assertEqual(report['protocol'], name)
+    self.assertEqual(report['epochs'], linear.PROTOCOLS[name].epochs)
+    json.dumps(report)
+
+  def test_logistic_is_scikit_learn_s(self):
+    train_x, train_y, test_x, test_y = digits(0)
+    result = linear.logistic(train_x, train_y, test_x, test_y)
+    train, test = (np.asarray(x) for x in scaled(train_x, test_x))
+    model = LogisticRegression(C=1.0, max_iter=5000, tol=1e-6).fit(train, train_y)
+    np.testing.assert_array_equal(result.predictions[0], model.predict(test))
+    self.assertAlmostEqual(result.report['top1'], 100 * model.score(test, test_y), places=4)
+    self.assertTrue(result.report['converged'])
+    params, _ = linear._fit_logistic(jnp.asarray(train), jax.nn.one_hot(train_y, 10), 1 / 1200, 300)
+    np.testing.assert_allclose(params['kernel'], model.coef_.T, atol=2e-2)
+    top5 = np.argsort(-model.predict_proba(test), axis=1)[:, :5]
+    self.assertAlmostEqual(result.report['top5'], 100 * (top5 == test_y[:, None]).any(axis=1).mean(), places=4)
+
+  def test_logistic_says_where_it_did_not_converge(self):
+    report = linear.logistic(*digits(0), penalty=0.0, steps=5).report
+    self.assertEqual((report['steps'], report['converged']), (5, False))
+
+  def test_ridge_is_scikit_learn_s(self):
+    train_x, train_y, test_x, test_y = digits(1)
+    result = linear.ridge(train_x, train_y, test_x, test_y, penalty=0.01)
+    train, test = (np.asarray(x, np.float64) for x in scaled(train_x, test_x))
+    model = RidgeClassifier(0.01 * len(train)).fit(train, train_y)
+    np.testing.assert_array_equal(result.predictions[0], model.predict(test))
+    self.assertAlmostEqual(result.report['top1'], 100 * model.score(test, test_y), places=4)
+
+  def test_the_rate_is_chosen_on_held_out_training_examples(self):
+    train_x, train_y, test_x, test_y = digits(2)
+    rates = (1e-9, 30.0)
+    result = linear.probe(train_x, train_y, test_x, test_y, 'supervised_cifar', learning_rates=rates)
+    self.assertEqual(result.report['learning_rate'], 30.0)
+    self.assertEqual(tuple(result.report['held_out_top1']), rates)
+    self.assertGreater(result.report['held_out_top1'][30.0], 90)
+    # The test set has no say, and the winner is trained on all of the training set, as if it had been the only one.
+    wrong = linear.probe(train_x, train_y, test_x, np.roll(test_y, 1), 'supervised_cifar', learning_rates=rates)
+    self.assertEqual(wrong.report['held_out_top1'], result.report['held_out_top1'])
+    alone = linear.probe(train_x, train_y, test_x, test_y, 'supervised_cifar', learning_rates=(30.0,))
+    np.testing.assert_array_equal(alone.predictions, result.predictions)
+
+  def test_twice_is_the_same_and_seeds_differ(self):
+    data = digits(3)
+    first = linear.probe(*data, 'supervised_cifar', seeds=(0, 1))
+    again = linear.probe(*data, 'supervised_cifar', seeds=(0, 1))
+    self.assertEqual(first.report, again.report)
+    np.testing.assert_array_equal(first.predictions, again.predictions)
+    self.assertTrue((first.predictions[0] != first.predictions[1]).any())
+    self.assertAlmostEqual(first.report['top1'], np.mean(first.report['top1_seeds']))
+    self.assertAlmostEqual(first.report['top1_std'], np.std(first.report['top1_seeds'], ddof=1))
+    accuracy = 100 * (first.predictions == data[3][None]).mean(axis=1)
+    np.testing.assert_allclose(first.report['top1_seeds'], accuracy, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (dict(protocol='sgd'), "protocol: 'sgd', expected one of behaviour, cacr_small"),
+    (dict(learning_rates=()), r'learning_rates: \[\]'),
+    (dict(learning_rates=(0.1, -1)), r'learning_rates: \[0.1, -1.0\]'),
+    (dict(seeds=()), r'seeds: \(\), expected at least one'),
+    (dict(train_y=None), 'train_y: None'),
+    (dict(train_y=np.zeros(37, int)), 'train_y: every example is of class 0'),
+    (dict(test_y=np.full(37, 9)), r'test_y: classes \[9\] do not occur in train_y'),
+    (dict(test_x=np.ones((37, 4))), 'test_x: 4 dimensions, but train_x has 5'),
+    (dict(train_x=np.full((37, 5), np.nan)), 'train_x: holds NaN'),
+  ],
+)
+def test_errors_name_the_argument(change, message):
+  x, y = small()
+  arguments = dict(train_x=x, train_y=y, test_x=x, test_y=y, protocol='behaviour')
+  with pytest.raises(ValueError, match=message) as error:
+    linear.probe(**(arguments | change))
+  assert '\n' not in str(error.value)
+
+
+def test_penalties_are_checked():
+  x, y = small()
+  with pytest.raises(ValueError, match='penalty: -1, expected 0 or more'):
+    linear.logistic(x, y, x, y, penalty=-1)
+  with pytest.raises(ValueError, match='penalty: 0, expected a number above 0'):
+    linear.ridge(x, y, x, y, penalty=0)

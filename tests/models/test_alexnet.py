@@ -1,0 +1,47 @@
+"""The small AlexNet is Wang & Isola's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from ssl_jax import models
+from tests.models import torch_models
+
+KEY = jax.random.key(0, impl='rbg')  # compiles several times faster than threefry
+
+
+def test_parameters_are_the_paper_s():
+  """At their 64 px fc6 sees 7 × 7 × 192; at CIFAR's 32 px, 3 × 3 × 192."""
+  module = models.create('alexnet_small')
+  for size in (64, 32):
+    images = jnp.zeros((2, size, size, 3))
+    variables = jax.eval_shape(lambda images=images: module.init(KEY, images, train=True))
+    with torch.device('meta'):
+      expected = sum(p.numel() for p in torch_models.AlexNet(size).parameters())
+    assert sum(p.size for p in jax.tree.leaves(variables['params'])) == expected
+    assert variables['params']['fc6']['kernel'].shape == ({64: 49, 32: 9}[size] * 192, 4096)
+
+
+def test_outputs_and_gradients_are_torch_s():
+  torch_models.assert_same_network(models.create('alexnet_small'), torch_models.AlexNet(24), (16, 24, 24, 3))
+
+
+def test_bfloat16_is_close():
+  images = np.random.default_rng(0).normal(size=(16, 15, 15, 3)).astype(np.float32)
+  variables = torch_models.from_torch(torch_models.scramble(torch_models.AlexNet(15)).state_dict())
+
+  @jax.jit
+  def features(variables):
+    encoders = [models.create('alexnet_small', dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16)]
+    return [encoder.apply(variables, images, train=False) for encoder in encoders]
+
+  exact, close = features(variables)
+  assert exact.shape == (16, 4096) and close.dtype == jnp.float32
+  assert 0 < jnp.linalg.norm(close - exact) / jnp.linalg.norm(exact) < 0.02
+
+
+def test_images_too_small_are_refused():
+  with pytest.raises(ValueError, match='needs images of at least 15 px, got 14 × 32'):
+    jax.eval_shape(lambda: models.create('alexnet_small').init(KEY, jnp.zeros((1, 14, 32, 3)), train=True))

@@ -1,0 +1,163 @@
+"""Heads have the papers' layers, and compute what torch computes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ssl_jax.models import heads
+from tests.models import torch_models
+
+KEY = jax.random.key(0, impl='rbg')  # compiles several times faster than threefry
+
+
+class TorchMLP(nn.Module):
+  """A list of layers in words: 'fc 512', 'fc 512 bias', 'bn', 'bn plain', 'relu', 'gelu'."""
+
+  def __init__(self, channels, layers):
+    super().__init__()
+    self.layers, i = [], 0
+    for layer in layers:
+      kind, *rest = layer.split()
+      if kind == 'fc':
+        i += 1
+        self.add_module(f'fc{i}', nn.Linear(channels, int(rest[0]), bias='bias' in rest))
+        channels = int(rest[0])
+      elif kind == 'bn':
+        self.add_module(f'bn{i}', nn.BatchNorm1d(channels, affine='plain' not in rest))
+      self.layers.append(f'{kind}{i}' if kind in ('fc', 'bn') else getattr(nn.functional, kind))
+
+  def forward(self, x):
+    for layer in self.layers:
+      x = getattr(self, layer)(x) if isinstance(layer, str) else layer(x)
+    return x
+
+
+# Narrower where the papers' widths only cost time: name, changes, width of the features, layers.
+HEADS = [
+  ('simclr', {}, 512, ['fc 512', 'bn', 'relu', 'fc 128', 'bn']),
+  ('simclr', {}, 24, ['fc 24', 'bn', 'relu', 'fc 128', 'bn']),
+  ('moco', {}, 24, ['fc 24 bias', 'relu', 'fc 128 bias']),
+  (
+    'supervised_imagenet',
+    dict(features=(32, 16, 16)),
+    24,
+    ['fc 32', 'bn', 'relu', 'fc 16', 'bn', 'relu', 'fc 16', 'bn'],
+  ),
+  ('supervised_cifar', dict(features=(32, 16)), 24, ['fc 32', 'bn', 'relu', 'fc 16', 'bn']),
+  ('byol', dict(features=(32, 16)), 24, ['fc 32', 'bn', 'relu', 'fc 16']),
+  ('simsiam', dict(features=(32, 16, 8)), 24, ['fc 32', 'bn', 'relu', 'fc 16', 'bn', 'relu', 'fc 8', 'bn plain']),
+  ('simsiam_predictor', dict(features=(8, 32)), 24, ['fc 8', 'bn', 'relu', 'fc 32 bias']),
+  ('moco_v3', dict(features=(32, 16)), 24, ['fc 32', 'bn', 'relu', 'fc 16', 'bn plain']),
+  ('moco_v3_vit', dict(features=(32, 16, 8)), 24, ['fc 32', 'bn', 'relu', 'fc 16', 'bn', 'relu', 'fc 8', 'bn plain']),
+  ('barlow_twins', dict(features=(32, 16, 8)), 24, ['fc 32', 'bn', 'relu', 'fc 16', 'bn', 'relu', 'fc 8']),
+  ('vicreg', dict(features=(32, 16, 8)), 24, ['fc 32', 'bn', 'relu', 'fc 16', 'bn', 'relu', 'fc 8']),
+  ('swav', dict(features=(32, 16)), 24, ['fc 32', 'bn', 'relu', 'fc 16 bias']),
+  ('alexnet', {}, 24, ['fc 128 bias']),
+]
+
+
+@pytest.mark.parametrize('name, changes, width, layers', HEADS)
+def test_outputs_and_gradients_are_torch_s(name, changes, width, layers):
+  torch_models.assert_same_network(heads.create(name, **changes), TorchMLP(width, layers), (16, width))
+
+
+@pytest.mark.parametrize(
+  'name, width, features',
+  [
+    ('simclr', 512, (512, 128)),
+    ('moco', 2048, (2048, 128)),
+    ('supervised_imagenet', 2048, (2048, 2048, 2048)),
+    ('supervised_cifar', 512, (2048, 2048)),
+    ('byol', 2048, (4096, 256)),
+    ('simsiam', 2048, (2048, 2048, 2048)),
+    ('simsiam_predictor', 2048, (512, 2048)),
+    ('moco_v3', 2048, (4096, 256)),
+    ('moco_v3_vit', 384, (4096, 4096, 256)),
+    ('barlow_twins', 2048, (8192, 8192, 8192)),
+    ('vicreg', 2048, (8192, 8192, 8192)),
+    ('swav', 2048, (2048, 128)),
+    ('alexnet', 4096, (128,)),
+  ],
+)
+def test_widths_are_the_papers(name, width, features):
+  module = heads.create(name)
+  params = jax.eval_shape(lambda: module.init(KEY, jnp.zeros((2, width)), train=True))['params']
+  kernels = [params[f'fc{i + 1}']['kernel'].shape for i in range(len(features))]
+  assert kernels == list(zip((width, *features), features, strict=False))
+
+
+class TorchDINOHead(nn.Module):
+  def __init__(self):
+    super().__init__()
+    self.mlp = TorchMLP(24, ['fc 32 bias', 'gelu', 'fc 16 bias', 'gelu', 'fc 8 bias'])
+    self.prototypes = nn.Linear(8, 40, bias=False)
+
+  def forward(self, x):
+    unit = nn.functional.normalize
+    return unit(self.mlp(x)) @ unit(self.prototypes.weight).T
+
+
+def test_dino_is_torch_s():
+  module = heads.create('dino', features=(32, 16, 8), prototypes=40, axis_name='batch')
+  torch_models.assert_same_network(module, TorchDINOHead(), (16, 24))
+
+
+def test_dino_and_swav_have_the_papers_sizes():
+  for name, width, shape in (('dino', 384, (256, 65536)), ('prototypes', 128, (128, 3000))):
+    module = heads.create(name)
+    x = jnp.zeros((2, width))
+    params = jax.eval_shape(lambda m=module, x=x: m.init(KEY, x, train=True))['params']
+    assert params.get('prototypes', params)['kernel'].shape == shape
+
+
+def test_prototypes_are_cosines_and_survive_a_zero():
+  module = heads.Prototypes(number=5)
+  x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+  variables = module.init(KEY, x, train=True)
+  kernel = np.asarray(variables['params']['kernel'])
+  expected = [[r @ c / np.linalg.norm(r) / np.linalg.norm(c) for c in kernel.T] for r in x]
+  np.testing.assert_allclose(module.apply(variables, x, train=True), expected, atol=1e-6)
+  gradient = jax.grad(lambda x: module.apply(variables, x, train=True).sum())(jnp.zeros((1, 3)))
+  assert np.isfinite(gradient).all() and (gradient != 0).any()
+
+
+def test_initialisation_is_torch_s():
+  x = jnp.zeros((2, 400))
+  kernel = heads.create('moco').init(KEY, x, train=True)['params']['fc1']['kernel']
+  expected = torch.nn.Linear(400, 400).weight
+  np.testing.assert_allclose(np.abs(kernel).max(), expected.abs().max().item(), rtol=1e-3)
+  np.testing.assert_allclose(kernel.std(), expected.std().item(), rtol=0.01)
+
+
+def test_bfloat16_is_close():
+  x = np.random.default_rng(0).normal(size=(32, 24)).astype(np.float32)
+  y = {}
+  for dtype in (jnp.float32, jnp.bfloat16):
+    module = heads.create('simclr', dtype=dtype)
+    variables = module.init(KEY, x, train=True)
+    assert all(v.dtype == jnp.float32 for v in jax.tree.leaves(variables))
+    y[dtype], _ = module.apply(variables, x, train=True, mutable=['batch_stats'])
+    assert y[dtype].dtype == jnp.float32
+  error = jnp.linalg.norm(y[jnp.bfloat16] - y[jnp.float32]) / jnp.linalg.norm(y[jnp.float32])
+  assert 0 < error < 0.02
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (dict(name='simcrl'), "head 'simcrl' does not exist; did you mean 'simclr'?"),
+    (dict(name='dino', prototype=8), "head 'dino' has no parameter 'prototype'; did you mean 'prototypes'?"),
+  ],
+)
+def test_a_wrong_name_is_answered_with_the_nearest(arguments, message):
+  with pytest.raises(ValueError) as error:
+    heads.create(**arguments)
+  assert str(error.value) == message
+
+
+def test_a_wrong_policy_is_refused():
+  with pytest.raises(ValueError, match="batch_norm='last': use 'none', 'hidden' or 'all'"):
+    heads.create('simclr', batch_norm='last').init(KEY, jnp.zeros((2, 3)), train=True)

@@ -1,0 +1,128 @@
+"""ResNets are torchvision's: parameter counts, outputs, running statistics and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssl_jax import models
+from tests.models import torch_models
+
+KEY = jax.random.key(0, impl='rbg')  # compiles several times faster than threefry
+BASIC, BOTTLENECK = torch_models.BasicBlock, torch_models.Bottleneck
+TORCH = {
+  'resnet18': (BASIC, (2, 2, 2, 2)),
+  'resnet34': (BASIC, (3, 4, 6, 3)),
+  'resnet50': (BOTTLENECK, (3, 4, 6, 3)),
+  'resnet101': (BOTTLENECK, (3, 4, 23, 3)),
+}
+
+
+def shapes(module, size=32):
+  return jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((2, size, size, 3)), train=True))
+
+
+def init(module, size=32):
+  return jax.jit(lambda: module.init(KEY, jnp.zeros((2, size, size, 3)), train=True))()
+
+
+def number_of_parameters(variables):
+  return sum(p.size for p in jax.tree.leaves(variables['params']))
+
+
+@pytest.mark.parametrize(
+  'name, count',
+  [('resnet18', 11_176_512), ('resnet34', 21_284_672), ('resnet50', 23_508_032), ('resnet101', 42_500_160)],
+)
+def test_parameters_are_torchvision_s(name, count):
+  """The counts of torchvision's models less their last layer, and every shape under its name, for both stems."""
+  assert number_of_parameters(shapes(models.create(name))) == count
+  for stem, suffix in (('imagenet', ''), ('cifar', '_cifar')):
+    expected = torch_models.from_torch(torch_models.ResNet(*TORCH[name], stem=stem).state_dict())
+    actual = shapes(models.create(name + suffix))
+    shape = lambda tree: jax.tree.map(lambda v: v.shape, tree)
+    assert shape(actual) == shape(expected)
+
+
+@pytest.mark.parametrize(
+  'name, stem, shape',
+  [
+    ('resnet18', 'imagenet', (8, 33, 47, 3)),  # odd sizes: padding on the wrong side would show
+    ('resnet18', 'cifar', (8, 16, 16, 3)),
+    ('resnet50', 'imagenet', (16, 32, 32, 3)),
+  ],
+)
+def test_outputs_and_gradients_are_torch_s(name, stem, shape):
+  module = models.create(name + ('_cifar' if stem == 'cifar' else ''))
+  torch_models.assert_same_network(module, torch_models.ResNet(*TORCH[name], stem=stem), shape)
+
+
+def test_dot_batch_norm_is_the_same_network():
+  module = models.create('resnet_tiny', stem_stride=1, norm_impl='dot')
+  reference = torch_models.ResNet(BASIC, (1, 1, 1), stem='cifar', width=32)
+  torch_models.assert_same_network(module, reference, (8, 16, 16, 3))
+
+
+def test_bfloat16_is_close_and_keeps_float32_parameters():
+  images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype(np.float32)
+  features = {}
+  for dtype in (jnp.float32, jnp.bfloat16):
+    module = models.create('resnet_tiny', dtype=dtype)
+    variables = init(module)
+    assert all(v.dtype == jnp.float32 for v in jax.tree.leaves(variables))
+    y, updates = jax.jit(lambda v, m=module: m.apply(v, images, train=True, mutable=['batch_stats']))(variables)
+    assert y.dtype == jnp.float32
+    assert all(v.dtype == jnp.float32 for v in jax.tree.leaves(updates))
+    features[dtype] = np.asarray(y)
+  error = np.linalg.norm(features[jnp.bfloat16] - features[jnp.float32]) / np.linalg.norm(features[jnp.float32])
+  assert 0 < error < 0.02
+
+
+def test_initialisation_is_kaiming_fan_out():
+  params = init(models.create('resnet_tiny'))['params']
+  for layer, fan_out in (('layer1_0', 9 * 32), ('layer3_0', 9 * 128)):
+    np.testing.assert_allclose(params[layer]['conv1']['kernel'].std(), (2 / fan_out) ** 0.5, rtol=0.02)
+    np.testing.assert_array_equal(params[layer]['bn2']['scale'], 1)
+
+
+def test_zero_init_residual_starts_as_the_identity():
+  images = jnp.asarray(np.random.default_rng(0).normal(size=(4, 8, 8, 3)), jnp.float32)
+  deep = models.create('resnet_tiny', width=8, stage_sizes=(2,), zero_init_residual=True)
+  variables = init(deep)
+  stem = models.create('resnet_tiny', width=8, stage_sizes=())
+  only_stem = {c: {k: v for k, v in tree.items() if k in ('conv1', 'bn1')} for c, tree in variables.items()}
+  np.testing.assert_array_equal(deep.apply(variables, images, train=False), stem.apply(only_stem, images, train=False))
+
+
+def test_tiny_is_adjustable():
+  """Two stages of two and one blocks on a stem of stride 4, from 8 channels: 16 features from a 4 × 4 map."""
+  module = models.create('resnet_tiny', width=8, stage_sizes=(2, 1), stem_stride=4)
+  images = jnp.ones((2, 32, 32, 3))
+
+  def apply():
+    variables = module.init(jax.random.key(0), images, train=True)
+    return variables, module.apply(variables, images, train=False, capture_intermediates=True, mutable='intermediates')
+
+  variables, (features, state) = jax.eval_shape(apply)
+  assert features.shape == (2, 16)
+  assert state['intermediates']['conv1']['__call__'][0].shape == (2, 8, 8, 8)
+  assert state['intermediates']['layer2_0']['__call__'][0].shape == (2, 4, 4, 16)
+  assert set(variables['params']) == {'conv1', 'bn1', 'layer1_0', 'layer1_1', 'layer2_0'}
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (dict(name='resnet81'), "encoder 'resnet81' does not exist; did you mean 'resnet18'?"),
+    (dict(name='resnet18', widht=8), "encoder 'resnet18' has no parameter 'widht'; did you mean 'width'?"),
+  ],
+)
+def test_a_wrong_name_is_answered_with_the_nearest(arguments, message):
+  with pytest.raises(ValueError) as error:
+    models.create(**arguments)
+  assert str(error.value) == message
+
+
+def test_a_wrong_stem_is_refused():
+  with pytest.raises(ValueError, match="stem='cifar10': use 'imagenet' or 'cifar'"):
+    shapes(models.create('resnet18', stem='cifar10'))

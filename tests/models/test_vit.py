@@ -1,0 +1,91 @@
+"""Vision transformers are torch's encoder layers with MoCo v3's settings."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssl_jax import models
+from ssl_jax.models.vit import ViT, sine_position_embedding
+from tests.models import torch_models
+
+KEY = jax.random.key(0, impl='rbg')  # compiles several times faster than threefry
+SMALL = dict(patch=4, width=24, depth=2, heads=3)
+
+
+@pytest.mark.parametrize(
+  'name, size, count, width',
+  # Those of timm's models less the position embedding, which has no parameters here, and the last layer.
+  [('vit_s16', 224, 21_665_664 - 197 * 384, 384), ('vit_b16', 224, 85_798_656 - 197 * 768, 768)],
+)
+def test_parameters_are_the_paper_s(name, size, count, width):
+  module = models.create(name, axis_name='batch')
+  images = jnp.zeros((1, size, size, 3))
+  features, variables = jax.eval_shape(lambda: module.init_with_output(KEY, images, train=True))
+  assert features.shape == (1, width)
+  assert set(variables) == {'params'}
+  assert sum(p.size for p in jax.tree.leaves(variables['params'])) == count
+
+
+def test_small_images_become_64_patches():
+  module = models.create('vit_tiny32')
+  images = jnp.zeros((2, 32, 32, 3))
+  init = lambda: module.init_with_output(KEY, images, True, capture_intermediates=True, mutable=True)
+  features, variables = jax.eval_shape(init)
+  assert features.shape == (2, 192)
+  assert variables['intermediates']['blocks_11']['__call__'][0].shape == (2, 65, 192)
+
+
+def test_outputs_and_gradients_are_torch_s():
+  """The gradient of the frozen patch projection is exactly 0; every other one is torch's."""
+  torch_models.assert_same_network(ViT(**SMALL), torch_models.ViT(**SMALL), (3, 8, 12, 3))
+
+
+def test_position_embedding():
+  """Rows and columns are told apart, each distinct; the first position is sin 0 and cos 0."""
+  embedding = sine_position_embedding(3, 5, 8)
+  assert embedding.shape == (15, 8)
+  np.testing.assert_array_equal(embedding[0], [0, 0, 1, 1, 0, 0, 1, 1])
+  np.testing.assert_allclose(embedding[2 * 5 + 4, [0, 1, 4, 7]], [np.sin(2), np.sin(0.02), np.sin(4), np.cos(0.04)])
+
+
+def test_bfloat16_is_close():
+  images = np.random.default_rng(0).normal(size=(4, 8, 12, 3)).astype(np.float32)
+  variables = torch_models.from_torch(torch_models.scramble(torch_models.ViT(**SMALL)).state_dict())
+
+  @jax.jit
+  def features(variables):
+    return [ViT(**SMALL, dtype=d).apply(variables, images, train=False) for d in (jnp.float32, jnp.bfloat16)]
+
+  exact, close = features(variables)
+  assert close.dtype == jnp.float32
+  assert 0 < jnp.linalg.norm(close - exact) / jnp.linalg.norm(exact) < 0.03
+
+
+def test_initialisation_is_moco_v3_s():
+  """Xavier-uniform bounds, with queries, keys and values as matrices of their own and a patch as one row of pixels."""
+  module = ViT(patch=4, width=96, depth=1, heads=3)
+  params = jax.jit(lambda: module.init(KEY, jnp.zeros((1, 8, 8, 3)), train=True))()['params']
+  block = params['blocks_0']
+  bounds = {'qkv': 96 + 96, 'proj': 96 + 96, 'fc1': 96 + 384, 'fc2': 384 + 96}
+  for kernel, fans in [(block[k]['kernel'], v) for k, v in bounds.items()] + [
+    (params['patch_embed']['kernel'], 48 + 96)
+  ]:
+    bound = (6 / fans) ** 0.5
+    assert 0.99 * bound < np.abs(kernel).max() <= bound
+    np.testing.assert_allclose(kernel.std(), bound / 3**0.5, rtol=0.03)
+  assert 0 < np.abs(params['cls_token']).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (dict(patch=5), 'images of 8 × 12 px are not a whole number of patches of 5 px'),
+    (dict(heads=5), 'heads=5 does not divide width=24'),
+    (dict(width=18), 'a sine position embedding needs a width divisible by 4, got width=18'),
+  ],
+)
+def test_impossible_sizes_are_refused(changes, message):
+  with pytest.raises(ValueError) as error:
+    jax.eval_shape(lambda: ViT(**{**SMALL, **changes}).init(KEY, jnp.zeros((1, 8, 12, 3)), train=True))
+  assert str(error.value) == message

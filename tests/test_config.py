@@ -1,0 +1,141 @@
+"""Each mistake is refused before anything is compiled, in one line with the key, the value and the mend."""
+
+import pathlib
+import re
+
+import pytest
+
+from configs import base
+from ssl_jax import config
+
+CONFIGS = sorted(p for p in pathlib.Path('configs').glob('*.py') if p.stem not in ('__init__', 'base'))
+
+
+@pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
+def test_every_config_and_variant_is_valid(path):
+  chosen = config.load(str(path))
+  config.validate(chosen, base.get_config())
+  module_variants = re.findall(r"^  '(\w+)': \{", path.read_text(), re.MULTILINE)
+  for variant in module_variants:
+    config.validate(config.load(f'{path}:{variant},seed=3'), base.get_config())
+
+
+def test_every_key_has_a_comment():
+  lines = pathlib.Path('configs/base.py').read_text().splitlines()
+  keys = [
+    line for line in lines if re.match(r'  config\.[\w.]+(, config\.[\w.]+)* = ', line) and 'ConfigDict()' not in line
+  ]
+  described = [line for line in keys if '  # ' in line]
+  plain = {re.match(r'  config\.([\w.]+)', line)[1] for line in keys} - {
+    re.match(r'  config\.([\w.]+)', line)[1] for line in described
+  }
+  assert plain <= {  # names that say all
+    'data.test_split',
+    'optimizer.learning_rate',
+    'optimizer.weight_decay',
+    'optimizer.decay',
+    'checkpoint.keep',
+    'log.tensorboard',
+    'eval.temperature',
+    'eval.batch_size',
+  }
+
+
+def test_overrides_reach_nested_keys_with_their_types():
+  chosen = config.load(
+    'configs/cifar10.py',
+    ['seed=3', 'optimizer.learning_rate=1', 'optimizer.milestones=(10,20)', 'data.name=7', 'log.tensorboard=false'],
+  )
+  assert (chosen.seed, chosen.optimizer.learning_rate, chosen.optimizer.milestones) == (3, 1.0, (10, 20))
+  assert isinstance(chosen.optimizer.learning_rate, float)
+  assert (chosen.data.name, chosen.log.tensorboard) == ('7', False)
+
+
+def test_options_of_the_file_are_the_same_overrides():
+  chosen = config.load('configs/cifar10.py:dystress,seed=5,optimizer.milestones=(10,20)')
+  assert (chosen.temperature.name, chosen.seed, chosen.optimizer.milestones) == ('cosine', 5, (10, 20))
+
+
+def test_a_new_name_drops_the_parameters_of_the_old_one_in_any_order():
+  chosen = config.load(
+    'configs/cifar10.py', ['temperature.tau_min=0.05', 'temperature.name=cosine', 'temperature.tau_max=1']
+  )
+  assert chosen.temperature.to_dict() == {'name': 'cosine', 'tau_min': 0.05, 'tau_max': 1}
+
+
+def test_a_schedule_can_be_typed_on_the_command_line():
+  chosen = config.load(
+    'configs/cifar10.py:dystress', ["temperature.tau_min={'name': 'linear_schedule', 'start': 0.1, 'end': 0.2}"]
+  )
+  assert chosen.temperature.tau_min.to_dict() == {'name': 'linear_schedule', 'start': 0.1, 'end': 0.2}
+
+
+@pytest.mark.parametrize(
+  ('override', 'message'),
+  [
+    ('bach_size=64', r"config key 'bach_size' = 64 does not exist: did you mean 'batch_size'\?"),
+    ('optimizer.learning_rat=1', r"'optimizer.learning_rat' = 1 does not exist: did you mean 'learning_rate'\?"),
+    ('optimiser.learning_rate=1', r"'optimiser.learning_rate' does not exist: did you mean 'optimizer'\?"),
+    ('seed.more=1', r"'seed.more' does not exist"),
+    ('optimizer=3', r"config key 'optimizer' = 3 is a section: set one of betas, decay, exempt, learning_rate"),
+    ('batch_size=many', r"batch_size = 'many' must be of type int, such as 128"),
+    ('batch_size=12.5', r'batch_size = 12.5 must be of type int'),
+    ('log.tensorboard=1', r'log.tensorboard = 1 must be of type bool'),
+    ('epochs=True', r'epochs = True must be of type int'),
+    ('optimizer.milestones=soon', r"optimizer.milestones = \('soon',\) must be of type tuple"),
+  ],
+)
+def test_a_wrong_override_is_refused(override, message):
+  with pytest.raises(ValueError, match=message):
+    config.load('configs/cifar10.py', [override])
+
+
+@pytest.mark.parametrize(
+  ('override', 'message'),
+  [
+    ('optimizer.name=larss', r"optimizer.name = 'larss' does not exist: did you mean 'lars'\?"),
+    ('data.source=tdfs', r"data.source = 'tdfs' does not exist: did you mean 'tfds'\?"),
+    ('parallel.map=xmap', r"parallel.map = 'xmap' does not exist: did you mean 'pmap'\?"),
+    ('optimizer.learning_rate=0', r'optimizer.learning_rate = 0.0 must be above 0'),
+    ('optimizer.learning_rate=nan', r"optimizer.learning_rate = 'nan' must be of type float"),
+    ('optimizer.learning_rate=1e999', r'optimizer.learning_rate = inf must be above 0'),
+    ('batch_size=1', r'batch_size = 1 must be at least 2'),
+    ('seed=-1', r'seed = -1 must be at least 0'),
+    ('eval.k=(0,)', r'eval.k = \(0,\) must be numbers of neighbours'),
+  ],
+)
+def test_a_wrong_value_is_refused(override, message):
+  with pytest.raises(ValueError, match=message):
+    config.validate(config.load('configs/cifar10.py', [override]), base.get_config())
+
+
+def test_a_key_that_a_config_invents_is_refused():
+  chosen = base.get_config()
+  chosen.optimizer.nesterof = True
+  with pytest.raises(ValueError, match="config key 'optimizer.nesterof' does not exist"):
+    config.validate(chosen, base.get_config())
+
+
+def test_a_file_or_variant_that_does_not_exist_is_refused():
+  with pytest.raises(ValueError, match=r"did you mean 'configs/cifar10.py'\?"):
+    config.load('configs/cifar01.py')
+  with pytest.raises(ValueError, match=r"option 'distress' .* \(it has: batch512, dystress"):
+    config.load('configs/cifar10.py:distress')
+
+
+def test_the_difference_of_two_runs_is_named_and_harmless_keys_are_not():
+  one, other = base.get_config(), base.get_config()
+  other.log.every_steps, other.parallel.map = 7, 'shard_map'
+  assert config.difference(one.to_dict(), other.to_dict()) is None
+  other.optimizer.learning_rate = 0.5
+  assert config.difference(one.to_dict(), other.to_dict()) == 'optimizer.learning_rate = 0.5 here, 0.06 there'
+
+
+def test_a_config_survives_json():
+  import json
+
+  chosen = config.load('configs/cifar10.py:dystress')
+  back = config.restore(json.loads(json.dumps(chosen.to_dict())), ['eval.k=(20,)'])
+  config.validate(back, base.get_config())
+  assert (back.optimizer.milestones, back.eval.k) == ((160, 190), (20,))
+  assert config.difference(chosen.to_dict(), back.to_dict()) is None

@@ -1,0 +1,266 @@
+"""Each contrastive loss against a float64 loop of its equation, in value and gradient, and what all losses keep."""
+
+import functools
+
+import chex
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from ssl_jax import losses, temperature
+from tests.reference import contrastive as reference
+
+TAUS = (0.01, 0.05, 0.2, 1.0)
+
+# name -> (the loss at a temperature or at what it has in its place, the loop, whether the loop can hold a part fixed)
+CASES = {
+  'info_nce': (losses.info_nce, reference.info_nce, False),
+  'multi_positive': (losses.multi_positive, reference.info_nce, False),
+  'decoupled': (losses.decoupled, reference.decoupled, False),
+  'decoupled_weighted': (losses.decoupled_weighted, reference.decoupled_weighted, True),
+  'simple': (losses.simple, reference.simple, False),
+  'hard': (functools.partial(losses.hard, fraction=0.3), functools.partial(reference.hard, fraction=0.3), False),
+  'hard_simple': (
+    lambda pos, neg, tau, where=None: losses.hard_simple(pos, neg, 0.3, weight=tau, where=where),
+    lambda pos, neg, tau: reference.hard_simple(pos, neg, 0.3, weight=tau),
+    False,
+  ),
+  'balanced': (
+    lambda pos, neg, tau, where=None: losses.balanced(pos, neg, 1 / tau, lam=4.0, where=where),
+    lambda pos, neg, tau: reference.balanced(pos, neg, 1 / tau, lam=4.0),
+    False,
+  ),
+  'generalized_nt_xent': (
+    lambda pos, neg, tau, where=None: losses.generalized_nt_xent(pos, neg, 1 / tau, lam=2.0, where=where),
+    lambda pos, neg, tau: reference.generalized_nt_xent(pos, neg, 1 / tau, lam=2.0),
+    False,
+  ),
+  'macl': (losses.macl, reference.macl, True),
+  'hard_negative': (
+    functools.partial(losses.hard_negative, beta=1.0),
+    functools.partial(reference.hard_negative, beta=1.0),
+    False,
+  ),
+  'hard_negative_debiased': (
+    functools.partial(losses.hard_negative, beta=0.5, tau_plus=0.1),
+    functools.partial(reference.hard_negative, beta=0.5, tau_plus=0.1),
+    False,
+  ),
+  'align_uniform': (
+    lambda pos, neg, tau, where=None: losses.align_uniform(pos, neg, 1 / tau, weight=0.5, where=where),
+    lambda pos, neg, tau: reference.align_uniform(pos, neg, 1 / tau, weight=0.5),
+    False,
+  ),
+  'cacr': (
+    lambda pos, neg, tau, where=None: losses.cacr(pos, neg, t_pos=1.5, t_neg=1 / tau, where=where),
+    lambda pos, neg, tau: reference.cacr(pos, neg, t_pos=1.5, t_neg=1 / tau),
+    False,
+  ),
+  'cacr_inner': (
+    lambda pos, neg, tau, where=None: losses.cacr(pos, neg, 1 / tau, 2.0, 'inner', 'near', 'far', where=where),
+    lambda pos, neg, tau: reference.cacr(pos, neg, 1 / tau, 2.0, 'inner', 'near', 'far'),
+    False,
+  ),
+  'cacr_rbf': (
+    lambda pos, neg, tau, where=None: losses.cacr(pos, neg, 1.0, 2.0, 'rbf', t_rbf=1 / tau, where=where),
+    lambda pos, neg, tau: reference.cacr(pos, neg, 1.0, 2.0, 'rbf', t_rbf=1 / tau),
+    False,
+  ),
+  'triplet': (losses.triplet, reference.triplet, False),
+}
+PER_QUERY = tuple(name for name in CASES if name not in ('decoupled_weighted', 'macl', 'align_uniform', 'cacr_rbf'))
+
+
+def similarities(negatives, positives=1, queries=3, columns=None, seed=0):
+  """Random pos [Q, K], neg [Q, columns] and where, which keeps some of the first M negatives of each query."""
+  rng = np.random.default_rng([seed, negatives, positives, queries])
+  pos, neg = (rng.uniform(-1, 1, (queries, n)).astype(np.float32) for n in (positives, columns or negatives))
+  where = (rng.random(neg.shape) < 0.7) & (np.arange(neg.shape[1]) < negatives)
+  where[np.arange(queries), rng.integers(negatives, size=queries)] = True
+  return pos, neg, where
+
+
+def rows(pos, neg, where):
+  """The arrays as the loops take them: lists of Python floats, without what is no negative."""
+  return pos.astype(float).tolist(), [row[keep].astype(float).tolist() for row, keep in zip(neg, where, strict=True)]
+
+
+def difference_quotient(loop, pos, neg, where, entries, step=1e-6):
+  """The derivatives of the mean of the loop's values with respect to entries of [pos | neg], by central differences."""
+  both = np.concatenate([pos, neg], axis=1).astype(float)
+  derivatives = []
+  for entry in entries:
+    mean = {}
+    for sign in (1, -1):
+      moved = both.copy()
+      moved[entry] += sign * step
+      mean[sign] = np.mean(loop(*rows(moved[:, : pos.shape[1]], moved[:, pos.shape[1] :], where)))
+    derivatives.append((mean[1] - mean[-1]) / (2 * step))
+  return np.array(derivatives)
+
+
+class EquationTest(chex.TestCase):
+  @parameterized.product(name=tuple(CASES), positives=(1, 4))
+  def test_value_and_gradient_are_those_of_the_loop(self, name, positives):
+    loss, loop, can_fix = CASES[name]
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(None, None, None, 0))
+    def at_all_taus(pos, neg, where, tau):
+      def mean(pos, neg):
+        values = loss(pos, neg, tau, where=where)
+        return jnp.mean(values), values
+
+      gradients, values = jax.grad(mean, argnums=(0, 1), has_aux=True)(pos, neg)
+      return values, jnp.concatenate(gradients, axis=1)
+
+    for negatives in (1, 2, 7, 64):
+      pos, neg, where = similarities(negatives, positives, columns=64)
+      values, gradients = at_all_taus(pos, neg, where, jnp.array(TAUS, jnp.float32))
+      chex.assert_shape(values, (len(TAUS), 3))
+      np.testing.assert_array_equal(gradients[:, :, positives:][:, ~where], 0)
+
+      differentiable = np.concatenate([np.ones(pos.shape, bool), where], axis=1)
+      entries = np.random.default_rng(0).permutation(np.argwhere(differentiable))[:12]
+      entries = [tuple(entry) for entry in entries]
+      for value, gradient, tau in zip(values, gradients, np.array(TAUS, np.float32).astype(float), strict=True):
+        # Losses below 1e-30 are below what float32 can hold.
+        np.testing.assert_allclose(value, loop(*rows(pos, neg, where), tau), rtol=1e-5, atol=1e-30)
+        held = {'fixed': rows(pos, neg, where)} if can_fix else {}
+        at_tau = functools.partial(loop, **held)
+        expected = difference_quotient(lambda p, n, f=at_tau, tau=tau: f(p, n, tau), pos, neg, where, entries)
+        actual = np.array([gradient[entry] for entry in entries])
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max() + 1e-8)
+
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.parameters(*CASES)
+  def test_unmasked_one_positive_as_a_vector(self, name):
+    loss, loop, _ = CASES[name]
+    pos, neg, where = similarities(2, queries=4)
+    actual = self.variant(loss)(pos[:, 0], neg, 0.2)
+    np.testing.assert_allclose(actual, loop(*rows(pos, neg, where | True), 0.2), rtol=1e-5)
+    chex.assert_type(actual, jnp.float32)
+
+  @parameterized.parameters(*CASES)
+  def test_a_query_without_negatives(self, name):
+    loss, _, _ = CASES[name]
+    pos, neg, where = similarities(4, positives=2)
+    where[1] = False
+    with self.assertRaisesRegex(ValueError, r'^where = False for all of query 1: .*give it a negative$'):
+      loss(pos, neg, 0.1, where=where)
+
+    one_query = lambda pos, neg, where: loss(pos[None], neg[None], 0.1, where=where[None])[0]
+    values, gradients = jax.jit(jax.vmap(jax.value_and_grad(one_query, argnums=(0, 1))))(pos, neg, where)
+    self.assertEqual(values[1], 0)
+    chex.assert_tree_all_finite((values, gradients))
+    np.testing.assert_array_equal(gradients[0][1], 0)
+    np.testing.assert_array_equal(gradients[1][1], 0)
+
+  @parameterized.parameters(*CASES)
+  def test_no_columns(self, name):
+    loss, _, _ = CASES[name]
+    with self.assertRaisesRegex(ValueError, 'give each query a positive and a negative'):
+      loss(jnp.zeros((2, 1)), jnp.zeros((2, 0)), 0.1)
+
+  @parameterized.product(name=tuple(CASES), dtype=(jnp.float32, jnp.bfloat16))
+  def test_finite_at_the_ends(self, name, dtype):
+    loss, _, _ = CASES[name]
+    # Identical, opposite, collapsed and perfect similarities, and ordinary ones; with one negative left, or all.
+    ends = [(1, 1), (-1, -1), (-1, 1), (1, -1), (0.3, 0.3)]
+    pos = jnp.array([[p] for p, _ in ends], dtype)
+    neg = jnp.array([[n] * 3 for _, n in ends], dtype)
+    one_left = jnp.array([[False, True, False]] * len(ends))
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    def both(where, tau):
+      def total(pos, neg):
+        values = loss(pos, neg, tau, where=where)
+        return values.sum(), values
+
+      return jax.grad(total, argnums=(0, 1), has_aux=True)(pos, neg)
+
+    masks = jnp.stack([one_left, jnp.ones_like(one_left)])
+    for tau in (0.01, 1.0):
+      gradients, values = both(masks, tau)
+      chex.assert_tree_all_finite((gradients, values))
+      chex.assert_type(values, jnp.float32)
+
+  def test_one_array_temperature_a_query(self):
+    pos, neg, where = similarities(7, positives=4)
+    taus = jnp.array([0.01, 0.1, 1.0])
+    for name in ('info_nce', 'decoupled', 'hard', 'hard_negative'):
+      loss, _, _ = CASES[name]
+      loss = jax.jit(loss)
+      expected = [loss(pos, neg, tau, where=where)[query] for query, tau in enumerate(taus)]
+      np.testing.assert_allclose(loss(pos, neg, taus, where=where), expected, rtol=1e-6)
+
+  @parameterized.parameters('info_nce', 'decoupled', 'decoupled_weighted', 'hard', 'hard_negative')
+  def test_temperature_functions_act_on_each_similarity(self, name):
+    loss, loop, _ = CASES[name]
+    pos, neg, where = similarities(7, positives=4)
+    for function in (
+      temperature.cosine(0.07, 0.2),
+      temperature.shifted_cosine(0.1, 0.2, -0.4, 0.7),
+      temperature.linear(0.1, 0.2),
+      temperature.exponential(0.1, 0.2),
+      temperature.monotonic_cosine(0.1, 0.2),
+    ):
+      scaled = [x / np.array(function(x)) for x in (pos, neg)]
+      if name == 'decoupled_weighted':  # its weights look at the positives as they are
+        weights = 2 - np.exp(pos / 0.5) / np.exp(pos / 0.5).mean()
+        expected = reference.decoupled(*rows(scaled[0] * weights, scaled[1], where), 1.0)
+      elif name == 'hard_negative':  # so does its floor
+        expected = loop(*rows(*scaled, where), 1.0, least=-1 / float(function(-1.0)))
+      else:
+        expected = loop(*rows(*scaled, where), 1.0)
+      np.testing.assert_allclose(jax.jit(loss, static_argnums=2)(pos, neg, function, where=where), expected, rtol=2e-5)
+
+
+@jax.jit
+def every_loss(pos, neg, where, tau):
+  return {name: loss(pos, neg, tau, where=where) for name, (loss, _, _) in CASES.items()}
+
+
+class InvarianceTest(absltest.TestCase):
+  @hypothesis.settings(deadline=None, max_examples=20)
+  @hypothesis.given(seed=st.integers(0, 2**32 - 1), tau=st.sampled_from(TAUS))
+  def test_order_of_negatives_and_of_positives(self, seed, tau):
+    pos, neg, where = similarities(6, positives=3, seed=seed)
+    rng = np.random.default_rng(seed)
+    orders = np.stack([rng.permutation(6) for _ in neg])
+    permuted = [np.take_along_axis(x, orders, axis=1) for x in (neg, where)]
+    chex.assert_trees_all_close(
+      every_loss(pos[:, rng.permutation(3)], *permuted, tau), every_loss(pos, neg, where, tau), rtol=1e-4, atol=1e-4
+    )
+
+  @hypothesis.settings(deadline=None, max_examples=20)
+  @hypothesis.given(seed=st.integers(0, 2**32 - 1), tau=st.sampled_from(TAUS))
+  def test_what_is_no_negative_has_no_say(self, seed, tau):
+    pos, neg, where = similarities(6, positives=3, seed=seed)
+    more = np.random.default_rng(seed).uniform(-1, 1, (3, 3)).astype(np.float32)
+    extended = np.concatenate([neg, more], axis=1), np.concatenate([where, np.zeros(more.shape, bool)], axis=1)
+    chex.assert_trees_all_close(every_loss(pos, *extended, tau), every_loss(pos, neg, where, tau), rtol=1e-4, atol=1e-4)
+
+  @hypothesis.settings(deadline=None, max_examples=20)
+  @hypothesis.given(seed=st.integers(0, 2**32 - 1), tau=st.sampled_from(TAUS))
+  def test_order_of_queries(self, seed, tau):
+    arrays = similarities(6, positives=3, seed=seed)
+    order = np.random.default_rng(seed).permutation(3)
+    actual = every_loss(*(x[order] for x in arrays), tau)
+    expected = jax.tree.map(lambda x: x[order], every_loss(*arrays, tau))
+    chex.assert_trees_all_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+  @hypothesis.settings(deadline=None, max_examples=20)
+  @hypothesis.given(seed=st.integers(0, 2**32 - 1), tau=st.sampled_from(TAUS))
+  def test_order_of_views(self, seed, tau):
+    z1, z2 = np.random.default_rng(seed).normal(size=(2, 4, 5)).astype(np.float32)
+    nt_xent = jax.jit(losses.nt_xent)
+    np.testing.assert_allclose(nt_xent(z2, z1, tau), np.roll(nt_xent(z1, z2, tau), 4), rtol=1e-5, atol=1e-5)
+
+
+if __name__ == '__main__':
+  absltest.main()

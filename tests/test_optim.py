@@ -1,0 +1,125 @@
+"""Optimisers against torch and against hand-written updates; rates against their formulas."""
+
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from configs import base
+from ssl_jax import optim
+
+
+def section(**changes):
+  optimizer = base.get_config().optimizer
+  with optimizer.unlocked():
+    optimizer.update(changes)
+  return optimizer
+
+
+def quadratic(params):
+  return sum(
+    jnp.sum((p - 0.3) ** 2 * (1.0 + jnp.arange(p.size, dtype=p.dtype).reshape(p.shape))) for p in params.values()
+  )
+
+
+def weights():
+  rng = np.random.default_rng(0)
+  return {'kernel': rng.normal(size=(3, 4)).astype(np.float32), 'bias': rng.normal(size=4).astype(np.float32)}
+
+
+def train(optimizer, params, steps):
+  params = jax.tree.map(jnp.asarray, params)
+  state = optimizer.init(params)
+  for _ in range(steps):
+    updates, state = optimizer.update(jax.grad(quadratic)(params), state, params)
+    params = optax.apply_updates(params, updates)
+  return params
+
+
+def test_sgd_is_torch_s():
+  rates = [0.01, 0.02, 0.005, 0.001, 0.0]
+  schedule = lambda step: jnp.asarray(rates)[step]
+  ours = train(optim.create(section(momentum=0.9, weight_decay=5e-4), schedule), weights(), len(rates))
+  theirs = {name: torch.tensor(x, requires_grad=True) for name, x in weights().items()}
+  sgd = torch.optim.SGD(theirs.values(), lr=1.0, momentum=0.9, weight_decay=5e-4)
+  for rate in rates:
+    sgd.param_groups[0]['lr'] = rate
+    sgd.zero_grad()
+    sum(((p - 0.3) ** 2 * (1 + torch.arange(p.numel()).reshape(p.shape))).sum() for p in theirs.values()).backward()
+    sgd.step()
+  chex.assert_trees_all_close(ours, {k: v.detach().numpy() for k, v in theirs.items()}, rtol=1e-5)
+
+
+@pytest.mark.parametrize('exempt', [True, False])
+def test_lars_is_its_paper_s_loop(exempt):
+  rate, momentum, decay, trust = 4.0, 0.9, 1e-2, 0.001
+  ours = train(optim.lars(lambda _: rate, momentum=momentum, weight_decay=decay, exempt=exempt), weights(), 5)
+  expected = {k: v.astype(np.float64) for k, v in weights().items()}
+  velocity = {k: np.zeros_like(v) for k, v in expected.items()}
+  for _ in range(5):
+    grads = {k: 2 * (v - 0.3) * (1 + np.arange(v.size).reshape(v.shape)) for k, v in expected.items()}
+    for name, g in grads.items():
+      w, local = expected[name], 1.0
+      if name == 'kernel' or not exempt:
+        g = g + decay * w
+        local = trust * np.linalg.norm(w) / np.linalg.norm(g)
+      velocity[name] = momentum * velocity[name] - rate * local * g
+      expected[name] = w + velocity[name]
+  chex.assert_trees_all_close(ours, jax.tree.map(np.float32, expected), rtol=2e-5, atol=1e-6)
+
+
+def test_lars_is_optax_s():
+  settings = dict(momentum=0.9, weight_decay=1e-2)
+  theirs = optax.lars(
+    0.5, weight_decay=1e-2, weight_decay_mask=optim.decayed, trust_ratio_mask=optim.decayed, momentum=0.9
+  )
+  ours = train(optim.lars(lambda _: 0.5, exempt=True, **settings), weights(), 4)
+  chex.assert_trees_all_close(ours, train(theirs, weights(), 4), rtol=1e-6)
+
+
+def test_adamw_exempts_biases():
+  zero_gradient = {'kernel': np.full((2, 2), 1.0, np.float32), 'bias': np.full(2, 1.0, np.float32)}
+  optimizer = optim.create(section(name='adamw', weight_decay=0.1, exempt=True), lambda _: 0.5)
+  grads = jax.tree.map(np.zeros_like, zero_gradient)
+  with jax.numpy_dtype_promotion('standard'):  # optax's bias correction raises a float to an integer array
+    updates, _ = optimizer.update(grads, optimizer.init(zero_gradient), zero_gradient)
+  np.testing.assert_allclose(updates['kernel'], -0.05, rtol=1e-6)
+  np.testing.assert_array_equal(updates['bias'], 0.0)
+
+
+def test_a_learned_temperature_is_never_decayed():
+  params = {'network': {'kernel': np.ones((2, 2), np.float32)}, 'temperature': {'log': np.ones((), np.float32)}}
+  optimizer = optim.create(section(momentum=0.0, weight_decay=0.5), lambda _: 1.0)
+  grads = jax.tree.map(np.zeros_like, params)
+  updates, _ = optimizer.update(grads, optimizer.init(params), params)
+  np.testing.assert_allclose(updates['network']['kernel'], -0.5)
+  np.testing.assert_array_equal(updates['temperature']['log'], 0.0)
+
+
+@pytest.mark.parametrize(('scaling', 'factor'), [('none', 1.0), ('linear', 2.0), ('sqrt', math.sqrt(512))])
+def test_rate_grows_with_the_batch(scaling, factor):
+  assert optim.peak_rate(section(learning_rate=0.075, scaling=scaling), 512) == pytest.approx(0.075 * factor)
+
+
+def test_cosine_after_warm_up():
+  rate = optim.rate(section(warmup_epochs=2.0, learning_rate=1.0), batch_size=8, steps_per_epoch=5, total_steps=50)
+  expected = [s / 10 if s < 10 else 0.5 * (1 + math.cos(math.pi * (s - 10) / 40)) for s in range(51)]
+  np.testing.assert_allclose([rate(s) for s in range(51)], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('warmup', [0.0, 1.0])
+def test_steps_at_the_milestones(warmup):
+  optimizer = section(schedule='step', learning_rate=1.0, milestones=(3, 5), decay=0.1, warmup_epochs=warmup)
+  rate = optim.rate(optimizer, batch_size=8, steps_per_epoch=4, total_steps=24)
+  expected = [(s / 4 if s < 4 * warmup else 1.0) * 0.1 ** ((s >= 12) + (s >= 20)) for s in range(24)]
+  np.testing.assert_allclose([rate(s) for s in range(24)], expected, rtol=1e-5)
+
+
+def test_warm_up_longer_than_the_run_is_refused():
+  with pytest.raises(ValueError, match=r'optimizer.warmup_epochs = 9.0 is 45 steps, and the run has 45'):
+    optim.rate(section(warmup_epochs=9.0), batch_size=8, steps_per_epoch=5, total_steps=45)

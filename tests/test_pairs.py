@@ -1,0 +1,209 @@
+"""Which similarity goes where, and the same gradients on any number of devices."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from ssl_jax import losses, pairs
+
+B, D = 4, 3
+
+
+def embeddings(count, batch=B, seed=0):
+  return list(np.random.default_rng(seed).normal(size=(count, batch, D)).astype(np.float32))
+
+
+def similarity_of(kind):
+  def cosine(x, y):
+    return x @ y / np.linalg.norm(x) / np.linalg.norm(y)
+
+  return {'cosine': cosine, 'dot': np.dot, 'euclidean': lambda x, y: -np.linalg.norm(x - y)}[kind]
+
+
+class LayoutTest(chex.TestCase):
+  def assert_pairs(self, actual, expected_pos, expected_neg):
+    """`expected_pos` is a list of K values a query, `expected_neg` the sorted similarities of its negatives."""
+    np.testing.assert_allclose(actual.pos, expected_pos, rtol=1e-4, atol=1e-5)
+    self.assertLen(expected_neg, len(actual.neg))
+    chex.assert_equal_shape([actual.neg, actual.where])
+    chex.assert_type([actual.pos, actual.neg, actual.where], [jnp.float32, jnp.float32, bool])
+    for neg, where, expected in zip(np.array(actual.neg), np.array(actual.where), expected_neg, strict=True):
+      np.testing.assert_allclose(np.sort(neg[where]), np.sort(expected), rtol=1e-4, atol=1e-5)
+
+  @parameterized.product(views=(2, 3), kind=('cosine', 'dot', 'euclidean'))
+  def test_in_batch(self, views, kind):
+    z = embeddings(views)
+    s = similarity_of(kind)
+    pos, neg = [], []
+    for v in range(views):
+      for i in range(B):
+        pos.append([s(z[v][i], z[w][i]) for w in range(views) if w != v])
+        neg.append([s(z[v][i], z[w][j]) for w in range(views) for j in range(B) if j != i])
+    self.assert_pairs(jax.jit(functools.partial(pairs.in_batch, similarity=kind))(*z), pos, neg)
+
+  def test_by_view_pair(self):
+    z = embeddings(3)
+    s = similarity_of('cosine')
+    pos, neg = [], []
+    for x, y in ((0, 1), (0, 2), (1, 2)):
+      for v in (x, y):
+        for i in range(B):
+          pos.append([s(z[v][i], z[w][i]) for w in range(3) if w != v])
+          neg.append([s(z[x][i], z[y][j]) for j in range(B) if j != i])
+    self.assert_pairs(jax.jit(pairs.by_view_pair)(*z), pos, neg)
+
+  def test_with_keys(self):
+    q, k = embeddings(2)
+    s = similarity_of('cosine')
+    neg = [[s(q[i], k[j]) for j in range(B) if j != i] for i in range(B)]
+    self.assert_pairs(jax.jit(pairs.with_keys)(q, k), [[s(q[i], k[i])] for i in range(B)], neg)
+
+  @parameterized.product(in_batch=(False, True), kind=('cosine', 'euclidean'))
+  def test_with_queue(self, in_batch, kind):
+    q, k1, k2 = embeddings(3)
+    (queue,) = embeddings(1, batch=6, seed=1)
+    s = similarity_of(kind)
+    pos = [[s(q[i], k1[i]), s(q[i], k2[i])] for i in range(B)]
+    neg = [[s(q[i], x) for x in queue] + [s(q[i], q[j]) for j in range(B) if j != i and in_batch] for i in range(B)]
+    actual = jax.jit(functools.partial(pairs.with_queue, in_batch=in_batch, similarity=kind))
+    self.assert_pairs(actual(q, np.stack([k1, k2], axis=1), queue), pos, neg)
+    self.assert_pairs(actual(q, k1, queue), [row[:1] for row in pos], neg)
+
+  @parameterized.parameters('all', 'shared', 'own')
+  def test_with_bank(self, choice):
+    (q,) = embeddings(1)
+    (bank,) = embeddings(1, batch=9, seed=1)
+    s = similarity_of('cosine')
+    index = np.array([3, 0, 8, 5])
+    drawn = np.random.default_rng(0).integers(9, size=(B, 6))
+    entries = {'all': np.tile(np.arange(9), (B, 1)), 'shared': np.tile(drawn[0], (B, 1)), 'own': drawn}[choice]
+    neg = [[s(q[i], bank[j]) for j in entries[i] if j != index[i]] for i in range(B)]
+    given = {'all': None, 'shared': drawn[0], 'own': drawn}[choice]
+    actual = jax.jit(pairs.with_bank)(q, bank, index, given)
+    self.assert_pairs(actual, [[s(q[i], bank[index[i]])] for i in range(B)], neg)
+
+  def test_normalize(self):
+    x = jnp.array([[3.0, 4.0], [0.0, 0.0], [1e-15, 0.0], [3e10, 4e10]])
+    np.testing.assert_allclose(pairs.normalize(x), [[0.6, 0.8], [0, 0], [0, 0], [0.6, 0.8]], rtol=1e-6)
+    gradient = jax.jacobian(pairs.normalize)(x)
+    chex.assert_tree_all_finite(gradient)
+    np.testing.assert_array_equal(gradient[1:3], 0)
+
+  @parameterized.parameters('cosine', 'dot', 'euclidean')
+  def test_finite_for_zero_identical_and_opposite_vectors(self, kind):
+    z1 = jnp.array([[0.0, 0.0], [1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
+    z2 = jnp.array([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def both(dtype):
+      def loss(z):
+        pos, neg, where = pairs.in_batch(*z, similarity=kind)
+        return losses.info_nce(pos, neg, 0.01, where=where).sum()
+
+      return jax.value_and_grad(loss)([z.astype(dtype) for z in (z1, z2)])
+
+    for dtype in (jnp.float32, jnp.bfloat16):
+      chex.assert_tree_all_finite(both(dtype))
+
+  def test_refusals(self):
+    z = jnp.ones((2, D))
+    for message, call in (
+      (r'^views = 1 arrays are too few: give 2 or more', lambda: pairs.in_batch(z)),
+      (r'^batch = 1 instance leaves no negatives: give 2 or more', lambda: pairs.in_batch(z[:1], z[:1])),
+      (r"^similarity = 'cosin' is out of range: give 'cosine'", lambda: pairs.in_batch(z, z, similarity='cosin')),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        call()
+    with self.assertRaises(AssertionError):
+      pairs.in_batch(z, z[:, :2])
+
+
+def mapped(function, devices, how):
+  """`function(params, shard)` on the devices, each with its part of the batch; the results of the devices, stacked."""
+  split = lambda x: x.reshape(devices, x.shape[0] // devices, *x.shape[1:])
+  if how == 'pmap':
+    run = jax.pmap(function, axis_name='batch', in_axes=(None, 0), devices=jax.devices()[:devices])
+  else:
+    mesh = jax.make_mesh((devices,), ('batch',), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
+    spec = jax.sharding.PartitionSpec
+    run = jax.jit(
+      jax.shard_map(
+        lambda params, shards: jax.tree.map(lambda x: x[None], function(params, shards[0])),
+        mesh=mesh,
+        in_specs=(spec(), spec('batch')),
+        out_specs=spec('batch'),
+        check_vma=False,
+      )
+    )
+  return lambda params, batch: run(params, split(batch))
+
+
+QUEUE = np.random.default_rng(2).normal(size=(6, D)).astype(np.float32)
+
+
+def contrast(loss, make_pairs, *, inside=False):
+  """The loss over pairs of views; `inside`: it has a mean over the queries of all devices inside."""
+
+  def values(*z, axis_name):
+    pos, neg, where = make_pairs(*z, axis_name=axis_name)
+    return loss(pos, neg, where=where, **({'axis_name': axis_name} if inside else {}))
+
+  return values
+
+
+SHARDED = {
+  'nt_xent': lambda *z, axis_name: losses.nt_xent(*z[:2], 0.2, axis_name=axis_name),
+  'in_batch': contrast(functools.partial(losses.info_nce, temperature=0.2), pairs.in_batch),
+  'by_view_pair': contrast(losses.cacr, pairs.by_view_pair),
+  'with_keys': contrast(
+    functools.partial(losses.decoupled, temperature=0.2), lambda q, k, _, **to: pairs.with_keys(q, k, **to)
+  ),
+  'with_queue': contrast(losses.cacr, lambda q, k, _, **to: pairs.with_queue(q, k, QUEUE, in_batch=True, **to)),
+  'decoupled_weighted': contrast(
+    functools.partial(losses.decoupled_weighted, temperature=0.2), pairs.in_batch, inside=True
+  ),
+  'macl': contrast(losses.macl, pairs.in_batch, inside=True),
+  'align_uniform': contrast(losses.align_uniform, pairs.in_batch, inside=True),
+  'cacr_rbf': contrast(functools.partial(losses.cacr, cost='rbf'), pairs.in_batch, inside=True),
+}
+
+
+def means_and_gradients(params, batch, axis_name=None):
+  """The mean of each loss over the queries of this device, and its gradient: each has an encoder of its own."""
+
+  def total(params):
+    means = {}
+    for name, values in SHARDED.items():
+      means[name] = jnp.mean(values(*(x @ params[name] for x in jnp.moveaxis(batch, 1, 0)), axis_name=axis_name))
+    return sum(means.values()), means
+
+  gradients, means = jax.grad(total, has_aux=True)(params)
+  return (means, gradients) if axis_name is None else jax.lax.pmean((means, gradients), axis_name)
+
+
+class ShardingTest(chex.TestCase):
+  """Differentiate the mean over this device's queries, then average the gradients: that of the whole batch."""
+
+  params = dict.fromkeys(SHARDED, np.random.default_rng(1).normal(size=(D, D)).astype(np.float32))
+  batch = np.random.default_rng(0).normal(size=(8, 3, D)).astype(np.float32)  # three views of 8 instances
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.expected = jax.jit(means_and_gradients)(cls.params, cls.batch)
+
+  @parameterized.product(devices=(1, 2, 4), how=('pmap', 'shard_map'))
+  def test_loss_and_gradient_are_those_of_one_device(self, devices, how):
+    on_devices = functools.partial(means_and_gradients, axis_name='batch')
+    actual = mapped(on_devices, devices, how)(self.params, self.batch)
+    for device in range(devices):  # each has all of it
+      one = jax.tree.map(lambda x, d=device: x[d], actual)
+      chex.assert_trees_all_close(one, self.expected, rtol=1e-6, atol=1e-6)
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,248 @@
+"""The loop as a whole: the same run on any devices, run twice, interrupted and resumed; and what it writes."""
+
+import contextlib
+import json
+
+import chex
+import numpy as np
+import pytest
+
+from configs import base
+from ssl_jax import checkpoint, config, records, run, train
+
+STEPS = 20
+
+
+def tiny(tmp_path, **changes):
+  """A run of seconds: 64 images of 12 pixels, a narrow ResNet, 20 steps over ten epochs."""
+  data = tmp_path / 'data.npz'
+  if not data.exists():
+    rng = np.random.default_rng(0)
+    labels = np.arange(80) % 4
+    # A colour and a slope for each class, and a little noise: smooth, as images are.
+    colours, slopes = rng.uniform(60, 200, (4, 1, 1, 3)), rng.normal(0, 6, (4, 1, 12, 1)) + np.zeros((1, 12, 1, 3))
+    images = colours[labels] + slopes[labels] + rng.normal(0, 12, (80, 12, 12, 3))
+    images = np.clip(images, 0, 255).astype(np.uint8)
+    np.savez(data, train_images=images[:64], train_labels=labels[:64], test_images=images[64:], test_labels=labels[64:])
+  chosen = base.get_config()
+  settings = {
+    'data': dict(source='arrays', name='tiny', path=str(data), image_size=12),
+    'model': dict(name='resnet_tiny', width=4, stage_sizes=(1, 1)),
+    'projector': dict(name='simclr', features=(8, 8)),
+    'dtype': 'float32',
+    'batch_size': 32,
+    'steps': STEPS,
+    'optimizer.learning_rate': 0.01,
+    'temperature.tau': 0.5,
+    'parallel.devices': 1,
+    'eval': dict(k=(5,), every_epochs=0, batch_size=40),
+    'log': dict(every_steps=1, tensorboard=False),
+  }
+  for key, value in (settings | changes).items():
+    config.override(chosen, key, value)
+  config.validate(chosen, base.get_config())
+  return chosen
+
+
+def final(workdir, chosen):
+  """(losses of every step, the last state) of a finished run."""
+  losses = [row['loss'] for row in records.read(workdir) if 'loss' in row]
+  checkpoints = checkpoint.Checkpoints(workdir, chosen.to_dict(), keep=1)
+  state = checkpoints.restore(run.prepare(chosen).initial_state())
+  checkpoints.close()
+  return losses, state
+
+
+@pytest.fixture(scope='module')
+def reference(tmp_path_factory):
+  """The run that the others are compared with: one device, pmap."""
+  folder = tmp_path_factory.mktemp('reference')
+  chosen = tiny(folder)
+  summary = train.train(chosen, folder / 'run')
+  return folder, summary, *final(folder / 'run', chosen)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'devices', 'scan'),
+  [('pmap', 2, 1), ('pmap', 4, 1), ('shard_map', 1, 1), ('shard_map', 2, 1), ('shard_map', 4, 1), ('pmap', 4, 4)],
+)
+def test_the_same_curve_on_any_devices(reference, kind, devices, scan, tmp_path):
+  _, _, losses, state = reference
+  chosen = tiny(tmp_path, parallel=dict(map=kind, devices=devices, steps_per_call=scan))
+  train.train(chosen, tmp_path / 'run')
+  other_losses, other = final(tmp_path / 'run', chosen)
+  assert len(losses) == STEPS
+  np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
+  chex.assert_trees_all_close(other.params, state.params, rtol=1e-4, atol=1e-6)
+  chex.assert_trees_all_close(other.batch_stats, state.batch_stats, rtol=1e-4, atol=1e-6)
+
+
+def test_twice_is_bit_identical(reference, tmp_path):
+  _, summary, losses, state = reference
+  chosen = tiny(tmp_path)
+  again = train.train(chosen, tmp_path / 'run')
+  other_losses, other = final(tmp_path / 'run', chosen)
+  assert other_losses == losses
+  assert again['knn5'] == summary['knn5']
+  chex.assert_trees_all_equal(other, state)
+
+
+@contextlib.contextmanager
+def asked_to_stop_at(step):
+  """As a SIGTERM that arrives while the given step runs."""
+
+  class Stop:
+    asked = 0
+
+    def is_set(self):
+      self.asked += 1
+      return self.asked == step
+
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(train, '_stop_requests', lambda: contextlib.nullcontext(Stop()))
+    yield
+
+
+@pytest.mark.parametrize('stop_at', [1, 7, 19])
+def test_interrupted_and_resumed_is_bit_identical(reference, stop_at, tmp_path):
+  _, summary, losses, state = reference
+  chosen = tiny(tmp_path)
+  with (
+    asked_to_stop_at(stop_at),
+    pytest.raises(train.Interrupted, match=f'stopped at step {stop_at} of {STEPS}; saved'),
+  ):
+    train.train(chosen, tmp_path / 'run')
+  resumed = train.train(chosen, tmp_path / 'run')
+  other_losses, other = final(tmp_path / 'run', chosen)
+  assert other_losses == losses
+  assert resumed['knn5'] == summary['knn5']
+  chex.assert_trees_all_equal(other, state)
+
+
+def test_killed_and_resumed_is_bit_identical(reference, tmp_path, monkeypatch):
+  """No time to save: the run goes on from its last checkpoint, and drops the rows that came after it."""
+  _, _, losses, state = reference
+  chosen = tiny(tmp_path, **{'checkpoint.every_steps': 6})
+
+  class Killed(BaseException):
+    pass
+
+  write = records.Records.write
+
+  def die_at_step_9(self, step, row):
+    if step == 9:
+      raise Killed
+    write(self, step, row)
+
+  with monkeypatch.context() as patched:
+    patched.setattr(records.Records, 'write', die_at_step_9)
+    with pytest.raises(Killed):
+      train.train(chosen, tmp_path / 'run')
+  with (tmp_path / 'run' / 'metrics.jsonl').open('a') as file:
+    file.write('{"step": 9, "los')  # a line cut short
+  train.train(chosen, tmp_path / 'run')
+  other_losses, other = final(tmp_path / 'run', chosen)
+  assert other_losses == losses
+  chex.assert_trees_all_equal(other, state)
+
+
+def test_a_finished_run_is_not_trained_again(reference):
+  folder, summary, losses, state = reference
+  chosen = tiny(folder)
+  again = train.train(chosen, folder / 'run')
+  assert again['knn5'] == summary['knn5']
+  assert final(folder / 'run', chosen)[0] == losses
+
+
+def test_what_a_run_leaves_behind(reference):
+  folder, summary, losses, _ = reference
+  rows = records.read(folder / 'run')
+  assert {'step', 'epoch', 'loss', 'tau', 'rate', 'gradient', 'positive', 'images_per_second'} <= rows[0].keys()
+  assert rows[0]['tau'] == pytest.approx(0.5)
+  assert [row['step'] for row in rows if 'loss' in row] == list(range(1, STEPS + 1))
+  assert json.loads((folder / 'run' / 'summary.json').read_text()) == pytest.approx(summary, abs=1e6)
+  assert (folder / 'run' / 'neighbours.png').read_bytes().startswith(b'\x89PNG')
+  assert losses[-1] < losses[0]
+
+
+def test_every_row_s_metrics_are_means_of_their_window(reference, tmp_path):
+  _, _, losses, _ = reference
+  train.train(tiny(tmp_path, **{'log.every_steps': 8}), tmp_path / 'run')
+  rows = [row for row in records.read(tmp_path / 'run') if 'loss' in row]
+  assert [row['step'] for row in rows] == [8, 16, 20]
+  np.testing.assert_allclose(
+    [row['loss'] for row in rows], [np.mean(losses[:8]), np.mean(losses[8:16]), np.mean(losses[16:])], rtol=1e-6
+  )
+
+
+def test_a_run_that_diverges_stops_and_names_the_last_good_checkpoint(tmp_path):
+  chosen = tiny(tmp_path, **{'optimizer.learning_rate': 1e18, 'checkpoint.every_steps': 1})
+  with pytest.raises(train.Diverged, match=r'not finite at step \d+; the last good checkpoint is step \d'):
+    train.train(chosen, tmp_path / 'run')
+  checkpoints = checkpoint.Checkpoints(tmp_path / 'run', chosen.to_dict(), keep=2)
+  kept = checkpoints.restore(run.prepare(chosen).initial_state())
+  checkpoints.close()
+  chex.assert_tree_all_finite(kept.params)
+
+
+def test_host_batches_train_and_resume_like_any_other(tmp_path):
+  changes = {'data.on_device': 'no', 'steps': 6}
+  whole, parts = tiny(tmp_path, **changes), tiny(tmp_path, **changes, **{'parallel.devices': 2})
+  train.train(whole, tmp_path / 'whole')
+  with asked_to_stop_at(3), pytest.raises(train.Interrupted):
+    train.train(parts, tmp_path / 'parts')
+  train.train(parts, tmp_path / 'parts')
+  (losses, state), (other_losses, other) = final(tmp_path / 'whole', whole), final(tmp_path / 'parts', parts)
+  np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
+  chex.assert_trees_all_close(other.params, state.params, rtol=1e-4, atol=1e-6)
+
+
+def test_without_labels_training_works_and_knn_says_what_it_needs(tmp_path):
+  images = np.random.default_rng(0).integers(0, 256, (32, 12, 12, 3), np.uint8)
+  np.savez(tmp_path / 'plain.npz', train_images=images, test_images=images)
+  chosen = tiny(tmp_path, **{'data.path': str(tmp_path / 'plain.npz'), 'steps': 2})
+  with pytest.raises(ValueError, match=r'has no labels, and kNN needs them: .* --config.eval.k=\(\)'):
+    train.train(chosen, tmp_path / 'run')
+  config.override(chosen, 'eval.k', ())
+  assert train.train(chosen, tmp_path / 'run')['steps'] == 2
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'batch_size': 34, 'parallel.devices': 4}, 'batch_size = 34 does not divide over 4 devices: try 32'),
+    ({'parallel.devices': 9}, 'parallel.devices = 9: this machine has 4'),
+    ({'batch_size': 128}, 'batch_size = 128 is larger than the 64 training images'),
+    ({'eval.k': (65,)}, r'eval.k = \(65,\) has more than the 64 training images'),
+    ({'method.name': 'simclrr'}, "method.name = 'simclrr' does not exist: did you mean 'simclr'"),
+    ({'method.queue': 5}, "method.queue = 5 is no parameter of 'simclr'"),
+    ({'loss.name': 'info_nec'}, "loss.name = 'info_nec' .*did you mean 'info_nce'"),
+    ({'loss.name': 'simple'}, "'simple' takes none"),
+    ({'temperature.name': 'cosin'}, "temperature.name = 'cosin' .*did you mean 'cosine'"),
+    ({'temperature.tau': 0.0}, 'temperature.tau = 0.* above 0'),
+    ({'temperature': dict(name='cosine', tau_min=0.5, tau_max=0.2)}, 'temperature.tau_min = 0.5 .*tau_max'),
+    ({'model.name': 'resnet81'}, "'resnet81' does not exist; did you mean 'resnet18'"),
+    ({'projector.name': 'simclar'}, "'simclar' does not exist; did you mean 'simclr'"),
+    ({'augment.name': 'simclar'}, "augment.name = 'simclar' does not exist: did you mean 'simclr'"),
+    ({'augment.crop_scale': (1.2, 1)}, 'augment.crop_scale'),
+    ({'data.path': 'nowhere.npz'}, "data.path 'nowhere.npz' is not an .npz file"),
+  ],
+)
+def test_bad_input_is_refused_in_one_line(tmp_path, changes, message):
+  with pytest.raises(ValueError, match=message) as error:
+    train.train(tiny(tmp_path, **changes), tmp_path / 'run')
+  assert '\n' not in str(error.value)
+  assert not (tmp_path / 'run').exists(), 'a refused config leaves nothing behind'
+
+
+def test_a_workdir_of_another_config_is_refused(reference):
+  folder, *_ = reference
+  other = tiny(folder, **{'optimizer.learning_rate': 0.5})
+  with pytest.raises(ValueError, match=r'of another config \(optimizer.learning_rate = 0.5 here, 0.01 there\)'):
+    train.train(other, folder / 'run')
+
+
+def test_a_workdir_that_cannot_be_written_is_refused(tmp_path):
+  (tmp_path / 'file').write_text('in the way')
+  with pytest.raises(ValueError, match='cannot be written'):
+    train.train(tiny(tmp_path), tmp_path / 'file' / 'run')
