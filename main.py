@@ -39,6 +39,7 @@ def run(arguments):
     raise ValueError('--config is missing: give a file, such as --config=configs/quickstart.py')
   config.validate(chosen, base.get_config())
   parallel.start(chosen.parallel.processes)
+  parallel.keep_compiled()
   {'train': train.train, 'evaluate': evaluate.evaluate, 'views': evaluate.draw_views}[MODE.value](chosen, WORKDIR.value)
 
 

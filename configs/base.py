@@ -36,11 +36,17 @@ def get_config(arg=''):
   config.augment = dict(name='dystress_cifar')  # named: a preset of ssl_jax/data/augment.py and what to change in it
   config.augment_other = dict()  # what to change in it for every second view (asymmetric views)
 
+  config.small_crops = ConfigDict()  # multi-crop: further views of an image, small in pixels and in what they show
+  config.small_crops.number = 0  # of each image (needs data.on_device)
+  config.small_crops.size = 16  # pixels a side
+  config.small_crops.scale = (0.05, 0.14)  # area of the crop, of the image's; augment.crop_scale is for the others
+
   config.model = dict(name='resnet18_cifar')  # named: an encoder of ssl_jax/models
   config.projector = dict(name='simclr')  # named: a head of ssl_jax/models/heads.py
   config.method = dict(name='simclr')  # named: a method of ssl_jax/methods
   config.loss = dict(name='info_nce')  # named: a loss of ssl_jax/losses
   config.temperature = dict(name='constant', tau=0.2)  # named: ssl_jax/temperature.py; none for a loss without one
+  config.ema = 0.0  # above 0, such as 0.999: evaluations use the average of the weights with this decay
 
   config.optimizer = ConfigDict()
   config.optimizer.name = 'sgd'  # sgd, lars, adamw
@@ -78,6 +84,10 @@ def get_config(arg=''):
   config.eval.vote = 'cosine'  # cosine: exp(s / temperature); distance: 1 / L2; majority
   config.eval.temperature = 0.1
   config.eval.batch_size = 1000
+  config.eval.linear = 'logistic'  # --mode=evaluate: logistic, ridge, a protocol of ssl_jax/evals/linear.py; '' for none
+  config.eval.views = 4  # augmented views of test images, for alignment, LiDAR and the like
+  config.eval.view_images = 2000  # of how many test images, at most
+  config.eval.file = ''  # --mode=evaluate: an .npz of anyone's features instead of a run's checkpoint
   return options(config, arg)
 
 

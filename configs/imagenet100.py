@@ -2,9 +2,9 @@
 
   python main.py --config=configs/imagenet100.py --workdir=runs/imagenet100 --config.data.path=/data/imagenet
 
-`data.path` holds `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG` of ImageNet-1K; the 100 classes are chosen from it. Images
-come from host workers, so give it many cores and as many workers (`--config.data.workers=16`). On another folder of images take all of its
-classes: `--config=configs/imagenet100.py:any_folder`.
+`data.path` holds `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG` of ImageNet-1K; the 100 classes are chosen from it. Host
+workers decode and crop, so give it many cores and as many workers (`--config.data.workers=16`). On another folder of
+images take all of its classes: `--config=configs/imagenet100.py:any_folder`.
 """
 
 from configs import base

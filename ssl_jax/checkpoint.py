@@ -29,9 +29,8 @@ def claim(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
   """Makes the workdir this run's own: writes config.json, or refuses a directory that another run has."""
   workdir = writable(workdir)
   file = workdir / 'config.json'
-  if file.exists():
-    if differs := difference(read_config(workdir), config):
-      raise ValueError(f'--workdir={str(workdir)!r} holds a run of another config ({differs}): give another directory')
+  if file.exists() and (differs := difference(read_config(workdir), config)):
+    raise ValueError(f'--workdir={str(workdir)!r} holds a run of another config ({differs}): give another directory')
   if jax.process_index() == 0:
     write_text(file, json.dumps(config, indent=2) + '\n')
   return workdir

@@ -24,6 +24,16 @@ CHOICES = {
   'parallel.map': ('pmap', 'shard_map'),
   'eval.features': ('backbone', 'projector'),
   'eval.vote': ('cosine', 'distance', 'majority'),
+  'eval.linear': (
+    '',
+    'logistic',
+    'ridge',
+    'behaviour',
+    'cacr_small',
+    'cacr_large',
+    'supervised_cifar',
+    'imagenet_lars',
+  ),
 }
 
 # (least, whether that least value itself is allowed)
@@ -32,7 +42,10 @@ LEAST = {
   'epochs': (0, False),
   'steps': (0, True),
   'batch_size': (2, True),
-  'views': (2, True),
+  'views': (1, True),
+  'small_crops.number': (0, True),
+  'small_crops.size': (1, True),
+  'ema': (0, True),
   'data.image_size': (1, True),
   'data.workers': (0, True),
   'optimizer.learning_rate': (0, False),
@@ -50,6 +63,8 @@ LEAST = {
   'eval.every_epochs': (0, True),
   'eval.temperature': (0, False),
   'eval.batch_size': (1, True),
+  'eval.views': (2, True),
+  'eval.view_images': (2, True),
 }
 
 # Keys that may change between the parts of a resumed run, since they do not change what it computes.
@@ -178,6 +193,11 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
   for key, (least, inclusive) in LEAST.items():
     if not (flat[key] >= least if inclusive else flat[key] > least) or not math.isfinite(flat[key]):
       raise ValueError(f'{key} = {flat[key]!r} must be {"at least" if inclusive else "above"} {least}')
+  scale = config.small_crops.scale
+  if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
+    raise ValueError(f'small_crops.scale = {scale!r} must be 0 < low <= high <= 1, such as (0.05, 0.14)')
+  if config.ema >= 1:
+    raise ValueError(f'ema = {config.ema!r} must be below 1, such as 0.999, or 0 for no average')
   if any(not isinstance(k, int) or k < 1 for k in config.eval.k):
     raise ValueError(f'eval.k = {config.eval.k!r} must be numbers of neighbours, such as (200,), or () for no kNN')
 

@@ -37,14 +37,15 @@ def decayed(params):
   return jax.tree.map(lambda p: jnp.ndim(p) > 1, params)
 
 
-def _networks(params):
-  """True for everything but a learned temperature, which no decay should pull to 1."""
-  temperature = lambda path: getattr(path[0], 'key', None) == 'temperature'
-  return jax.tree_util.tree_map_with_path(lambda path, _: not temperature(path), params)
+def _learned(params):
+  """True for all but a learned temperature, which no decay should pull to 1, and a ViT's frozen patch projection."""
+  left_alone = lambda path: any(getattr(part, 'key', None) in ('temperature', 'patch_embed') for part in path)
+  return jax.tree_util.tree_map_with_path(lambda path, _: not left_alone(path), params)
 
 
 def _decay_mask(exempt: bool):
-  return decayed if exempt else _networks
+  both = lambda params: jax.tree.map(lambda a, b: a and b, decayed(params), _learned(params))
+  return both if exempt else _learned
 
 
 def lars(schedule: optax.Schedule, *, momentum: float, weight_decay: float, exempt: bool, trust: float = 0.001):

@@ -7,6 +7,7 @@ which.
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable
 
 import jax
@@ -23,6 +24,12 @@ def start(processes: int) -> None:
     jax.distributed.initialize()
     if jax.process_count() != processes:
       raise ValueError(f'parallel.processes = {processes}, but {jax.process_count()} joined: start one a host')
+
+
+def keep_compiled() -> None:
+  """Keeps compiled programs between runs, where JAX_COMPILATION_CACHE_DIR says or in ~/.cache/ssl_jax."""
+  if not jax.config.jax_compilation_cache_dir:
+    jax.config.update('jax_compilation_cache_dir', str(pathlib.Path('~/.cache/ssl_jax').expanduser()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ssl_jax import methods, optim
 from ssl_jax.config import nearest
 from ssl_jax.data import augment, pipeline, sources
 from ssl_jax.parallel import AXIS, Devices
-from ssl_jax.state import State
+from ssl_jax.state import State, average_of
 
 ON_DEVICE_LIMIT = 4 * 2**30  # bytes of decoded training images that `data.on_device=auto` puts on the device
 
@@ -33,7 +33,7 @@ class Run:
   method: methods.Method
   rate: optax.Schedule
   optimizer: optax.GradientTransformation
-  augments: list[Callable]  # one a view
+  augments: list[Callable]  # one a view, those of small crops last
   normalize: Callable  # uint8 image -> what evaluations show the encoder
   denormalize: Callable  # what the encoder sees -> uint8 image, for pictures
 
@@ -48,6 +48,8 @@ class Run:
     size = self.config.data.image_size
     images = jnp.zeros((2, size, size, 3), jnp.float32)
     params, batch_stats, extra = jax.jit(self.method.init)(jax.random.key(self.config.seed), images)
+    if self.config.ema:
+      extra = {**extra, 'average': average_of(params, batch_stats)}
     state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, jax.jit(self.optimizer.init)(params))
     return jax.device_get(state)
 
@@ -86,13 +88,16 @@ def prepare(config: ConfigDict) -> Run:
   steps_per_epoch = len(train) // config.batch_size
   lengths = dict(steps_per_epoch=steps_per_epoch, total_steps=config.steps or config.epochs * steps_per_epoch)
   rate = optim.rate(config.optimizer, batch_size=config.batch_size, **lengths)
+  if config.small_crops.number and not on_device:
+    number = config.small_crops.number
+    raise ValueError(f'small_crops.number = {number} needs the images on the device: set data.on_device=yes, or 0')
   augments, normalize, denormalize = _augments(config, on_device)
   return Run(
     config=config,
     devices=devices,
     train=train,
     on_device=on_device,
-    method=methods.create(config, axis_name=AXIS, **lengths),
+    method=methods.create(config, examples=len(train), axis_name=AXIS, **lengths),
     rate=rate,
     optimizer=optim.create(config.optimizer, rate),
     augments=augments,
@@ -128,7 +133,9 @@ def _augments(config, on_device: bool):
   common = dict(size=config.data.image_size) | ({} if on_device else dict(crop=False))  # the host has cropped already
   settings = _settings(config) | common
   other = settings | dict(config.augment_other)
+  small = dict(size=config.small_crops.size, crop_scale=config.small_crops.scale)
   augments = [augment.make(other if v % 2 else settings) for v in range(config.views)]
+  augments += [augment.make(settings | small) for _ in range(config.small_crops.number)]
   mean, std = np.float32(settings['mean']), np.float32(settings['std'])
   denormalize = lambda x: np.uint8(np.clip(np.rint((np.asarray(x) * std + mean) * 255), 0, 255))
   return augments, augment.make_eval(config.data.image_size, settings['mean'], settings['std']), denormalize

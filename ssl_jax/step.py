@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
 from ssl_jax.methods import Inputs, Method
-from ssl_jax.state import State
+from ssl_jax.state import State, average_of
 
 # One view of one example: (key, image) -> image.
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
@@ -20,8 +21,14 @@ def example_keys(seed: int, step: jax.Array, slots: jax.Array) -> jax.Array:
   return jax.vmap(lambda slot: jax.random.fold_in(at_step, slot))(slots)
 
 
+def step_key(seed: int, step: jax.Array) -> jax.Array:
+  """The key of a step, for what a method draws for all devices alike; no example has it."""
+  at_step = jax.random.fold_in(jax.random.key(seed), step)
+  return jax.random.fold_in(at_step, np.uint32(2**32 - 1))
+
+
 def make_views(augments: list[Augment], keys: jax.Array, images: jax.Array) -> tuple[jax.Array, ...]:
-  """A view an augmentation, each of [b, H, W, C]; images are [b, H, W, C], or [b, V, H, W, C] cropped on the host."""
+  """A view an augmentation, each [b, h, w, C]; images are [b, H, W, C], or [b, V, H, W, C] cropped on the host."""
   views = []
   for v, augment in enumerate(augments):
     view_keys = jax.vmap(lambda key, v=v: jax.random.fold_in(key, v))(keys)
@@ -36,19 +43,21 @@ def make_update(
   augments: list[Augment],
   *,
   seed: int,
+  ema: float = 0.0,
   axis_name: str | None = None,
 ) -> Callable[[State, jax.Array, jax.Array], tuple[State, dict[str, jax.Array]]]:
   """(state, images [b, ...], index [b]) -> (state, metrics), over this device's part of the batch.
 
   The local mean loss is differentiated and the gradients are averaged over the devices, which gives the gradient of
-  the global mean even where the loss gathers its negatives from all of them.
+  the global mean even where the loss gathers its negatives from all of them. With an `ema` above 0 the average of the
+  network's weights and running statistics, which evaluations use, goes on in extra['average'].
   """
 
   def update(state, images, index):
     b = index.shape[0]
     first = lax.axis_index(axis_name) * b if axis_name else 0
     keys = example_keys(seed, state.step, first + jnp.arange(b))
-    inputs = Inputs(make_views(augments, keys, images), index, state.step)
+    inputs = Inputs(make_views(augments, keys, images), index, state.step, step_key(seed, state.step))
 
     def loss_fn(params):
       loss, outputs = method.loss(params, state.batch_stats, state.extra, inputs)
@@ -61,7 +70,12 @@ def make_update(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     metrics |= {'rate': jnp.asarray(rate(state.step), jnp.float32), 'gradient': optax.tree.norm(grads)}
     params = optax.apply_updates(state.params, updates)
-    return State(state.step + 1, params, outputs.batch_stats, outputs.extra, opt_state), metrics
+    extra = outputs.extra
+    if ema:
+      newest = average_of(params, outputs.batch_stats)
+      average = jax.tree.map(lambda old, new: old + (1 - ema) * (new - old), state.extra['average'], newest)
+      extra = {**extra, 'average': average}
+    return State(state.step + 1, params, outputs.batch_stats, extra, opt_state), metrics
 
   return update
 

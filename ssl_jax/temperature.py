@@ -144,14 +144,16 @@ def ode_solution(delta: float, k: float, c: float) -> Temperature:
 def linear_schedule(
   start: float, end: float, epochs: float | None = None, *, steps_per_epoch: float = 1, total_steps: float = 1
 ) -> Callable[[jax.typing.ArrayLike], jax.Array]:
-  """From start to end in `epochs` (None: the whole training), then end.
+  """From start to end in `epochs` (None: the whole training), then end: of a temperature, or of any argument of one.
 
   As the tau_min of `cosine` it raises the least temperature during training, DySTreSS's "stabilisation".
 
   >>> print(linear_schedule(0.1, 0.2, epochs=10, steps_per_epoch=2)(5).round(3))
   0.125
   """
-  require_positive(start=start, end=end, epochs=1 if epochs is None else epochs)
+  for name, value in (('start', start), ('end', end)):
+    require(name, value, lambda x: -math.inf < x < math.inf, 'give a finite number')
+  require_positive(epochs=1 if epochs is None else epochs)
   steps = total_steps if epochs is None else epochs * steps_per_epoch
   return lambda step: _between(start, end, jnp.clip(_as_float(step) / steps, 0, 1))
 
@@ -248,7 +250,10 @@ def from_config(
   if not is_mapping(spec):
     return _number('temperature', spec)
   if spec.get('name') in _OF_STEP:
-    return _of_step('temperature', spec, clock)
+    schedule = _of_step('temperature', spec, clock)
+    with prefix('temperature'):
+      require_positive(**{key: spec[key] for key in ('start', 'end') if key in spec})
+    return schedule
   return _of_similarity('temperature', spec, clock)
 
 

@@ -99,7 +99,8 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> dict
 def _calls(run: Run, step: int) -> Iterator[tuple[Callable, int]]:
   """(state -> (state, metrics), how many steps it makes), from `step` to the end of the run."""
   config, devices = run.config, run.devices
-  update = make_update(run.method, run.optimizer, run.rate, run.augments, seed=config.seed, axis_name=AXIS)
+  settings = dict(seed=config.seed, ema=config.ema, axis_name=AXIS)
+  update = make_update(run.method, run.optimizer, run.rate, run.augments, **settings)
   if not run.on_device:
 
     def put(batch):

@@ -157,7 +157,6 @@ def contrast(loss, make_pairs, *, inside=False):
 
 SHARDED = {
   'nt_xent': lambda *z, axis_name: losses.nt_xent(*z[:2], 0.2, axis_name=axis_name),
-  'in_batch': contrast(functools.partial(losses.info_nce, temperature=0.2), pairs.in_batch),
   'by_view_pair': contrast(losses.cacr, pairs.by_view_pair),
   'with_keys': contrast(
     functools.partial(losses.decoupled, temperature=0.2), lambda q, k, _, **to: pairs.with_keys(q, k, **to)

@@ -29,6 +29,7 @@ from ssl_jax.data import classes
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)  # Pillow's
+THREADS = min(4, os.cpu_count() or 1)  # of small images, more wait for the interpreter lock: 16 take twice as long as 4
 BULK = 512  # images a task, where all are read: large enough to hide its overhead, small enough to share the work
 
 
@@ -90,7 +91,7 @@ class Source:
           self._meet_broken(k, error)
           good[k] = False
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow decodes and resizes outside the interpreter lock
+    with ThreadPoolExecutor(THREADS) as pool:  # Pillow decodes and resizes outside the interpreter lock
       for _ in pool.map(fill, range(0, len(self), BULK)):
         pass
     if good.all():

@@ -2,6 +2,8 @@
 
 import json
 import pathlib
+import zipfile
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +11,23 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax import checkpoint, records
+from ssl_jax.config import flatten
 from ssl_jax.data import contact_sheet
-from ssl_jax.evals import features, knn
-from ssl_jax.run import Run, prepare
+from ssl_jax.evals import check, features, judge, knn
+from ssl_jax.run import Run, _augments, prepare
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, make_views
 
 
+# What an .npz file of features holds.
+KEYS = ('train_features', 'train_labels', 'test_features', 'test_labels')
+
+# The sections of a config that decide what features are, beside the weights and the images.
+FEATURES = ('dtype', 'data', 'augment', 'augment_other', 'model', 'projector', 'method')
+
+
 class Evaluator:
-  """kNN of a run's encoder, on the way and at the end."""
+  """kNN of a run's encoder, on the way and at the end; at the end also the features for everything else."""
 
   def __init__(self, run: Run):
     for split, source in (('train', run.train), ('test', run.test)):
@@ -26,7 +36,10 @@ class Evaluator:
           f'data.{split}_split = {run.config.data[f"{split}_split"]!r} of data.name = {run.config.data.name!r} has no '
           'labels, and kNN needs them: give labelled images, or train without kNN by --config.eval.k=()'
         )
-    if max(run.config.eval.k) > len(run.train):
+    known = check.labels(f'data.train_split = {run.config.data.train_split!r}', run.train.labels, len(run.train))
+    asked = check.labels(f'data.test_split = {run.config.data.test_split!r}', run.test.labels, len(run.test))
+    check.seen(f'data.test_split = {run.config.data.test_split!r}', asked, 'the training images', known)
+    if max(run.config.eval.k, default=0) > len(run.train):
       raise ValueError(f'eval.k = {run.config.eval.k} has more than the {len(run.train)} training images: lower it')
     self.run = run
     self.apply = features.extractor(run.method, run.normalize, run.devices)
@@ -37,7 +50,7 @@ class Evaluator:
     sizes = dict(size=config.data.image_size, batch_size=config.eval.batch_size)
     parts = []
     for source in (self.run.train, self.run.test):
-      found, labels = features.extract(self.apply, devices, state.params, state.batch_stats, source, **sizes)
+      found, labels = features.extract(self.apply, devices, *state.evaluated, source, **sizes)
       parts.append((found[config.eval.features], labels))
     return parts
 
@@ -56,18 +69,59 @@ class Evaluator:
     raw = {f'{name}_pixels': value for name, value in self._accuracy(*pixels).items()}
     return self.knn(self.run.devices.replicate(state)) | raw
 
-  def draw_neighbours(self, state: State, path: pathlib.Path, per_row: int = 10) -> None:
-    """A picture: a test image of each class, then its nearest training images."""
-    (bank, _), (queries, labels) = self.features(state)
-    chosen = np.array([np.flatnonzero(labels == c)[0] for c in np.unique(labels)[:10]])
+  def all_features(self, state: State, folder: pathlib.Path) -> tuple[dict[str, judge.Space], judge.Labels]:
+    """Both layers' features of all images and of views of some test images, kept in `folder`; the state is on the host."""
+    config, devices = self.run.config, self.run.devices
+    settings = {k: v for k, v in flatten(config).items() if k.split('.')[0] in FEATURES and k != 'data.path'}
+    settings |= {'views': config.eval.views, 'viewed': config.eval.view_images, 'seed': config.seed}
+    weights = state.evaluated
+    chosen = np.random.default_rng(config.seed).permutation(len(self.run.test))[: config.eval.view_images]
+    viewed = self.run.test.subset(np.sort(chosen))
+
+    def compute():
+      augments, *_ = _augments(config, on_device=True)
+      augments = [augments[v % config.views] for v in range(config.eval.views)]
+      view = features.view_extractor(self.run.method, augments, devices, seed=config.seed)
+      size, whole = config.data.image_size, config.eval.batch_size
+      parts = {
+        'train': (self.apply, self.run.train, whole),
+        'test': (self.apply, self.run.test, whole),
+        'views': (view, viewed, whole // config.eval.views),
+      }
+      params, stats = devices.replicate(weights)
+      arrays = {}
+      for name, (apply, source, batch_size) in parts.items():
+        found, labels = features.extract(apply, devices, params, stats, source, size=size, batch_size=batch_size)
+        arrays |= {f'{name}_{layer}': x for layer, x in found.items()} | {f'{name}_labels': labels}
+      return arrays
+
+    arrays = features.cached(folder, features.digest(settings, weights, self.run.train, self.run.test), compute)
+    spaces = {
+      layer: judge.Space(
+        arrays[f'train_{layer}'], arrays[f'test_{layer}'], np.moveaxis(arrays[f'views_{layer}'], 1, 0)
+      )
+      for layer in ('backbone', 'projector')
+    }
+    labels = (arrays[f'{name}_labels'] for name in ('train', 'test', 'views'))
+    return spaces, judge.Labels(*labels, self.run.train.class_names)
+
+  def neighbours(self, bank, queries, labels, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
+    """A test image of each of the first classes, then its nearest training images: images [r, 1 + k, ...] and classes."""
+    chosen = np.array([np.flatnonzero(labels == c)[0] for c in np.unique(labels)[:rows]])
     nearest, _ = knn.neighbours(bank, queries[chosen], min(per_row, len(bank)))
     size = self.run.config.data.image_size
-    rows = [
-      np.concatenate(
-        [features.squares(self.run.test, query[None], size)[0], features.squares(self.run.train, found, size)[0]]
-      )
-      for query, found in zip(chosen, nearest, strict=True)
-    ]
+    images, classes = [], []
+    for query, found in zip(chosen, nearest, strict=True):
+      own, _ = features.squares(self.run.test, query[None], size)
+      others, places = features.squares(self.run.train, found, size)
+      images.append(np.concatenate([own, others]))
+      classes.append([labels[query], *self.run.train.labels[places]])
+    return {'neighbours': np.stack(images), 'neighbours_labels': np.array(classes)}
+
+  def draw_neighbours(self, state: State, path: pathlib.Path) -> None:
+    """A picture: a test image of each class, then its nearest training images."""
+    (bank, _), (queries, labels) = self.features(state)
+    rows = self.neighbours(bank, queries, labels)['neighbours']
     if jax.process_index() == 0:
       contact_sheet.draw(rows, path)
 
@@ -77,10 +131,10 @@ class Evaluator:
     return knn.accuracy(bank, bank_labels, queries, labels, topk=(1,), **votes)
 
 
-def evaluate(config: ConfigDict, workdir: str) -> dict[str, float]:
-  """The accuracy of a workdir's newest checkpoint, written to evaluation.json."""
-  if not config.eval.k:
-    raise ValueError('eval.k = () asks for no evaluation: give numbers of neighbours, such as (200,)')
+def evaluate(config: ConfigDict, workdir: str) -> dict:
+  """Judges a workdir's newest checkpoint: evaluation.json has the numbers, evaluation.npz what the figures need."""
+  if config.eval.file:
+    return evaluate_features(config.eval.file, workdir, config.eval, seed=config.seed)
   checkpoint.read_config(workdir)
   run = prepare(config)
   evaluator = Evaluator(run)
@@ -90,10 +144,51 @@ def evaluate(config: ConfigDict, workdir: str) -> dict[str, float]:
     raise ValueError(f'--workdir={str(workdir)!r} has no checkpoint yet: train first')
   state = checkpoints.restore(run.initial_state())
   checkpoints.close()
-  results = {'step': int(state.step), **evaluator.knn(run.devices.replicate(state))}
-  checkpoint.write_text(workdir / 'evaluation.json', json.dumps(results, indent=2) + '\n')
-  print(records.sentence(f'step {results["step"]}', {k: v for k, v in results.items() if k != 'step'}))
+  spaces, labels = evaluator.all_features(state, workdir / 'features')
+  tau = run.method.temperature.at(state.params.get('temperature', {}), state.step)
+  tau = tau if tau is None or callable(tau) else float(tau)
+  numbers, arrays = judge.judge(spaces, labels, config.eval, temperature=tau, seed=config.seed)
+  judged = spaces[config.eval.features]
+  arrays |= evaluator.neighbours(judged.train, judged.test, labels.test)
+  results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, **numbers}
+  _write(workdir, results, arrays, f'step {results["step"]}')
   return results
+
+
+def evaluate_features(path: str, workdir: str, settings: Mapping, *, seed: int = 0) -> dict:
+  """Judges features of any encoder: an .npz file with train_features [n, d], train_labels [n], test_features, test_labels.
+
+  The results go to a workdir that holds no run.
+  """
+  if (pathlib.Path(workdir) / 'config.json').exists():
+    raise ValueError(f'--workdir={str(workdir)!r} holds a run: give another directory for the results of eval.file')
+  file = pathlib.Path(path)
+  if not file.is_file() or not zipfile.is_zipfile(file):
+    raise ValueError(f'eval.file = {str(path)!r} is not an .npz file: give one with {", ".join(KEYS)}')
+  with np.load(file, allow_pickle=False) as stored:
+    for key in KEYS:
+      if key not in stored:
+        raise ValueError(f'eval.file = {str(path)!r} has no {key}: give {", ".join(KEYS)}')
+    train, train_labels, test, test_labels = (stored[key] for key in KEYS)
+  workdir = checkpoint.writable(workdir)
+  name = settings['features']
+  labels = judge.Labels(train_labels, test_labels)
+  numbers, arrays = judge.judge({name: judge.Space(train, test)}, labels, settings, seed=seed)
+  results = {'file': file.name, **numbers}
+  _write(workdir, results, arrays, file.name)
+  return results
+
+
+def _write(workdir: pathlib.Path, results: dict, arrays: dict[str, np.ndarray], when: str) -> None:
+  if jax.process_index() > 0:
+    return
+  part = workdir / 'evaluation.npz.part'
+  with part.open('wb') as stream:
+    np.savez_compressed(stream, **arrays)
+  part.replace(workdir / 'evaluation.npz')
+  checkpoint.write_text(workdir / 'evaluation.json', json.dumps(results, indent=2, allow_nan=False) + '\n')
+  accuracies = {k: v for k, v in results.items() if k.startswith(('knn', 'linear')) and not isinstance(v, str)}
+  print(records.sentence(when, accuracies))
 
 
 def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4) -> pathlib.Path:
@@ -105,7 +200,7 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
   columns = [originals]
   for draw in range(draws):
     keys = example_keys(config.seed, jnp.int32(draw), jnp.arange(images))
-    views = jax.jit(lambda keys: make_views(run.augments, keys, originals))(keys)
+    views = jax.jit(lambda keys: make_views(run.augments[: config.views], keys, originals))(keys)
     columns += [np.asarray(run.denormalize(view)) for view in views]
   path = folder / 'views.png'
   contact_sheet.draw(np.stack(columns, axis=1), path)

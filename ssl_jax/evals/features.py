@@ -1,22 +1,42 @@
 """Features of every image of a source, from all devices, extracted once for all evaluations."""
 
+import hashlib
+import json
 import os
+import pathlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from ssl_jax.data import sources
 from ssl_jax.methods import Method
 from ssl_jax.parallel import Devices
+from ssl_jax.step import Augment, example_keys, make_views
 
 
 def extractor(method: Method, normalize: Callable, devices: Devices) -> Callable:
-  """(params, batch_stats, images uint8 [b, H, W, 3]) -> features, mapped over the devices."""
-  apply = lambda params, stats, images: method.features(params, stats, jax.vmap(normalize)(images))
-  return devices.map(apply, replicated=2, out='sharded')
+  """(params, batch_stats, images uint8 [b, H, W, 3], positions [b]) -> features, mapped over the devices."""
+
+  def apply(params, stats, images, positions):
+    del positions  # only augmentation depends on them
+    return method.features(params, stats, jax.vmap(normalize)(images))
+
+  return devices.map(apply, replicated=2, sharded=2, out='sharded')
+
+
+def view_extractor(method: Method, augments: list[Augment], devices: Devices, *, seed: int) -> Callable:
+  """As `extractor`, of a view by each of `augments`: features are [b, views, ...]. Keys follow from the positions."""
+
+  def apply(params, stats, images, positions):
+    views = make_views(augments, example_keys(seed, jnp.int32(0), positions), images)
+    found = method.features(params, stats, jnp.concatenate(views))
+    return jax.tree.map(lambda x: jnp.stack(jnp.split(x, len(views)), axis=1), found)
+
+  return devices.map(apply, replicated=2, sharded=2, out='sharded')
 
 
 def extract(
@@ -29,12 +49,13 @@ def extract(
   processes, local = jax.process_count(), len(devices.local)
   share = -(-len(source) // processes)
   positions = np.minimum(np.arange(share) + jax.process_index() * share, len(source) - 1)
-  batch_size = -(-min(batch_size // processes, share) // local) * local
+  batch_size = -(-min(max(batch_size // processes, 1), share) // local) * local
   parts, waiting = [], None
   for images, found in _batches(source, positions, size, batch_size):
     if (count := len(images)) < batch_size:  # one shape, one compilation
       images = np.concatenate([images, np.zeros((batch_size - count, *images.shape[1:]), np.uint8)])
-    ready, waiting = waiting, (apply(params, batch_stats, devices.shard(images)), count, found)
+    places = np.resize(found, batch_size).astype(np.int32)
+    ready, waiting = waiting, (apply(params, batch_stats, *devices.shard((images, places))), count, found)
     if ready:  # its copy back overlaps the compute of the batch that was just dispatched
       parts.append(_fetch(devices, *ready))
   parts.append(_fetch(devices, *waiting))
@@ -63,3 +84,42 @@ def squares(source: sources.Source, positions: np.ndarray, size: int) -> tuple[n
 
 def _fetch(devices, features, count, found):
   return jax.tree.map(lambda x: x[:count], devices.unshard(features)), found
+
+
+def digest(settings: dict, weights, *data: sources.Source) -> str:
+  """A name for the features of these weights on these images: the same weights, settings and images, the same name.
+
+  Images in memory count with every pixel; others, which would all have to be read, by what names them.
+  """
+  found = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=10)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(weights):
+    found.update(jax.tree_util.keystr(path).encode())
+    found.update(np.ascontiguousarray(leaf).tobytes())
+  for source in data:
+    items = np.ascontiguousarray(source.items)
+    found.update(str((items.shape, items.dtype)).encode())
+    found.update(items.tobytes())
+    if source.labels is not None:
+      found.update(np.ascontiguousarray(source.labels).tobytes())
+  return found.hexdigest()
+
+
+def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+  """What `compute` returns, kept in the folder under a name; those of other names, older weights', are removed.
+
+  Several processes compute every time: they must all do the same, and may not see the same disk.
+  """
+  file = folder / f'{name}.npz'
+  if jax.process_count() > 1:
+    return compute()
+  if not file.exists():
+    arrays = compute()
+    folder.mkdir(exist_ok=True)
+    part = folder / 'part'
+    with part.open('wb') as stream:
+      np.savez(stream, **arrays)
+    for old in folder.glob('*.npz'):
+      old.unlink()
+    part.replace(file)
+  with np.load(file, allow_pickle=False) as stored:
+    return dict(stored)

@@ -33,6 +33,7 @@ from ssl_jax.losses.contrastive import (
   simple,
   triplet,
 )
+from ssl_jax.losses.distillation import byol, dino, dino_centre, simsiam, sinkhorn, swav
 from ssl_jax.losses.redundancy import arb, barlow_twins, vicreg, w_mse, zero_cl
 
 __all__ = [
@@ -42,10 +43,13 @@ __all__ = [
   'arb',
   'balanced',
   'barlow_twins',
+  'byol',
   'cacr',
   'check',
   'decoupled',
   'decoupled_weighted',
+  'dino',
+  'dino_centre',
   'from_config',
   'generalized_nt_xent',
   'hard',
@@ -58,6 +62,9 @@ __all__ = [
   'penalties',
   'penalty_entropy',
   'simple',
+  'simsiam',
+  'sinkhorn',
+  'swav',
   'triplet',
   'vicreg',
   'w_mse',

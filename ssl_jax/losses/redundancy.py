@@ -159,13 +159,13 @@ def _gather(z: jax.Array, axis_name: str | None) -> jax.Array:
 
 
 def _mean(z: jax.Array, axis_name: str | None) -> jax.Array:
-  """The mean over the examples of all devices.  [B, D] -> [D]"""
-  mean = jnp.mean(z, axis=0)
+  """The mean over the examples of all devices.  [B, D] -> [1, D]"""
+  mean = jnp.mean(z, axis=0, keepdims=True)
   return mean if axis_name is None else jax.lax.pmean(mean, axis_name)
 
 
 def _center(z: jax.Array, axis_name: str | None) -> jax.Array:
-  return z - _mean(z, axis_name)[None]
+  return z - _mean(z, axis_name)
 
 
 def _covariance(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> jax.Array:
@@ -180,7 +180,7 @@ def _standardize(z: jax.Array, eps: float, axis_name: str | None) -> jax.Array:
   size = _batch_size(z, axis_name)
   variance = _mean(z * z, axis_name) * (size / (size - 1))
   # 1e-12 keeps the gradient of the root finite for a feature that is constant.
-  return z / (jnp.sqrt(variance + 1e-12) + eps)[None]
+  return z / (jnp.sqrt(variance + 1e-12) + eps)
 
 
 def _whiten(z: jax.Array, eps: float, axis_name: str | None) -> jax.Array:

@@ -1,7 +1,9 @@
 """What the update asks of a method, and the network that methods share."""
 
 import dataclasses
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +12,28 @@ from flax import linen as nn
 from ssl_jax import losses, temperature
 
 
+class Plan(NamedTuple):
+  """What a method may need to know of the run it is part of."""
+
+  batch_size: int  # images a step, over all devices
+  examples: int  # training images
+  views: int  # of full size
+  steps_per_epoch: int
+  total_steps: int
+
+
 class Inputs(NamedTuple):
   """One device's part of a step."""
 
-  views: tuple[jax.Array, ...]  # V views of the same examples, each [b, H, W, C], augmented and normalised
+  views: tuple[jax.Array, ...]  # views of the same examples, each [b, H, W, C], normalised; small crops come last
   index: jax.Array  # int32 [b], where the examples stand in the training set
   step: jax.Array  # int32 []
+  key: jax.Array  # of this step, the same on each device
+
+  @property
+  def large(self) -> tuple[jax.Array, ...]:
+    """The views of full size; the others are the small crops of multi-crop."""
+    return tuple(view for view in self.views if view.shape == self.views[0].shape)
 
 
 class Outputs(NamedTuple):
@@ -27,14 +45,24 @@ class Outputs(NamedTuple):
 
 
 class Network(nn.Module):
-  """An encoder with a projector on it: images -> {'backbone': [b, D], 'projector': [b, P]}."""
+  """An encoder, a projector on it and, where a method has one, a predictor or prototypes on that.
+
+  Images -> {'backbone': [b, D], 'projector': [b, P]}, and {'predictor': [b, R]} where it is asked for.
+  """
 
   encoder: nn.Module
   projector: nn.Module
+  predictor: nn.Module | None = None
 
-  def __call__(self, images, train: bool):
+  def __call__(self, images, train: bool, predict: bool = False):
     backbone = self.encoder(images, train=train)
-    return {'backbone': backbone, 'projector': self.projector(backbone, train=train)}
+    outputs = {'backbone': backbone, 'projector': self.projector(backbone, train=train)}
+    if predict and self.predictor is not None:
+      outputs['predictor'] = self.predict(outputs['projector'], train)
+    return outputs
+
+  def predict(self, projections, train: bool):
+    return self.predictor(projections, train=train)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,14 +72,19 @@ class Method:
   The fields that a subclass adds are its parameters in the config's `method` section.
   """
 
+  accepts: ClassVar[Mapping[str, Callable]] = losses.CONTRASTIVE  # what the config's `loss` may name
+  predictor: ClassVar[str | None] = None  # a head that stands on the projector; `method.predictor` may change it
+  least_views: ClassVar[int] = 2
+
   network: Network
-  contrast: losses.Loss
+  contrast: Callable[..., jax.Array]
   temperature: temperature.Schedule
+  plan: Plan
   axis_name: str | None = None
 
   def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     """(params, batch_stats, extra) from a few example images."""
-    variables = self.network.init(key, images, train=False)
+    variables = self.network.init(key, images, train=False, predict=True)
     params = {'network': variables['params'], 'temperature': self.temperature.init()}
     return params, variables.get('batch_stats', {}), {}
 
@@ -63,11 +96,44 @@ class Method:
     """{'backbone': [b, D], 'projector': [b, P]} of normalised images, with running statistics."""
     return self.network.apply({'params': params['network'], 'batch_stats': batch_stats}, images, train=False)
 
-  def embed(self, params: Any, batch_stats: Any, views: tuple[jax.Array, ...]) -> tuple[list[jax.Array], Any]:
-    """The projections of all views, encoded as one batch and parted again, and the new running statistics."""
-    variables = {'params': params['network'], 'batch_stats': batch_stats}
-    outputs, changed = self.network.apply(variables, jnp.concatenate(views), train=True, mutable=['batch_stats'])
-    return jnp.split(outputs['projector'], len(views)), changed.get('batch_stats', {})
+  def encode(
+    self, network: Any, batch_stats: Any, views: Sequence[jax.Array], predict: bool = True
+  ) -> tuple[list[dict[str, jax.Array]], Any]:
+    """The network's outputs of each view and the new running statistics; views of one size are encoded as one batch."""
+    outputs = []
+    for _, group in itertools.groupby(views, key=lambda view: view.shape):
+      group = tuple(group)
+      variables = {'params': network, 'batch_stats': batch_stats}
+      joined, changed = self.network.apply(
+        variables, jnp.concatenate(group), train=True, predict=predict, mutable=['batch_stats']
+      )
+      batch_stats = changed.get('batch_stats', {})
+      parted = {name: jnp.split(x, len(group)) for name, x in joined.items()}
+      outputs += [{name: parts[v] for name, parts in parted.items()} for v in range(len(group))]
+    return outputs, batch_stats
+
+  def embed(self, params: Any, batch_stats: Any, views: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
+    """The projections of all views, and the new running statistics."""
+    outputs, batch_stats = self.encode(params['network'], batch_stats, views)
+    return [output['projector'] for output in outputs], batch_stats
+
+  def width(self, params: Any, batch_stats: Any, images: jax.Array) -> int:
+    """Of the projections."""
+    return jax.eval_shape(self.features, params, batch_stats, images)['projector'].shape[1]
+
+  def tau(self, params: Any, inputs: Inputs) -> temperature.Temperature | None:
+    """The temperature of this step."""
+    return self.temperature.at(params['temperature'], inputs.step)
+
+
+def gather(x: jax.Array, axis_name: str | None) -> jax.Array:
+  """The examples of all devices, in the order of the global batch.  [b, ...] -> [B, ...]"""
+  return x if axis_name is None else jax.lax.all_gather(x, axis_name, tiled=True)
+
+
+def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:
+  """The parameters, which no gradient reaches before the step `until`."""
+  return jax.tree.map(lambda p: jnp.where(step < until, jax.lax.stop_gradient(p), p), params)
 
 
 def mean_temperature(tau: temperature.Temperature | None, pos: jax.Array) -> dict[str, jax.Array]:

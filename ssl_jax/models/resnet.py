@@ -90,7 +90,6 @@ class ResNet(nn.Module):
   zero_init_residual: bool = False
   dtype: jnp.dtype = jnp.float32
   axis_name: str | None = None
-  norm_impl: str = 'xla'
 
   @nn.compact
   def __call__(self, images, train: bool):
@@ -98,7 +97,7 @@ class ResNet(nn.Module):
     if self.stem not in ('imagenet', 'cifar'):
       raise ValueError(f"stem={self.stem!r}: use 'imagenet' or 'cifar'")
     conv = functools.partial(_conv, dtype=self.dtype)
-    norm = functools.partial(BatchNorm, axis_name=self.axis_name, impl=self.norm_impl)
+    norm = functools.partial(BatchNorm, axis_name=self.axis_name)
 
     kernel, stride = (7, 2) if self.stem == 'imagenet' else (3, 1)
     x = images.astype(self.dtype)

@@ -1,4 +1,4 @@
-"""Batch norm is torch's, by either implementation, in one piece or sharded over devices."""
+"""Batch norm is torch's, in one piece or sharded over devices."""
 
 import functools
 
@@ -12,12 +12,9 @@ from jax.sharding import PartitionSpec
 from ssl_jax.models.norm import BatchNorm
 from tests.models import torch_models
 
-IMPLS = pytest.mark.parametrize('impl', ['xla', 'dot'])
 
-
-@IMPLS
 @pytest.mark.parametrize('shape', [(8, 5), (6, 4, 4, 3), (4, 8, 8, 130), (3, 5, 7, 2)])
-def test_values_gradients_and_running_statistics_are_torch_s(impl, shape):
+def test_values_gradients_and_running_statistics_are_torch_s(shape):
   reference = (torch.nn.BatchNorm1d if len(shape) == 2 else torch.nn.BatchNorm2d)(shape[-1])
   torch_models.scramble(reference)
   x_torch, x = torch_models.images(shape)
@@ -25,7 +22,7 @@ def test_values_gradients_and_running_statistics_are_torch_s(impl, shape):
   x_torch.requires_grad_()
   w_torch, w = torch_models.images(shape, seed=1)
   variables = torch_models.from_torch(reference.state_dict())
-  module = BatchNorm(impl=impl)
+  module = BatchNorm()
 
   def loss(params, x):
     y, updates = module.apply({**variables, 'params': params}, x, train=True, mutable=['batch_stats'])
@@ -46,10 +43,9 @@ def test_values_gradients_and_running_statistics_are_torch_s(impl, shape):
   torch_models.assert_close(y, channels_last(reference.eval()(x_torch)), 1e-5)
 
 
-@IMPLS
 @pytest.mark.parametrize('mapping', ['pmap', 'shard_map'])
 @pytest.mark.parametrize('devices', [2, 4])
-def test_sharded_is_whole(impl, mapping, devices):
+def test_sharded_is_whole(mapping, devices):
   """Local mean loss, then the mean of the gradients over devices: values, statistics and gradients of one device."""
   shape, channels = (8, 4, 4, 6), 6
   rng = np.random.default_rng(0)
@@ -63,7 +59,7 @@ def test_sharded_is_whole(impl, mapping, devices):
     # tanh, because batch norm undoes a mere gain.
     def loss(params, gain):
       variables = {'params': params, 'batch_stats': stats}
-      module = BatchNorm(axis_name=axis_name, impl=impl)
+      module = BatchNorm(axis_name=axis_name)
       h = jnp.tanh(x * gain.reshape(1, 1, 1, -1))
       y, updates = module.apply(variables, h, train=True, mutable=['batch_stats'])
       return jnp.square(jnp.tanh(y) - target).mean(), (y, updates['batch_stats'])
@@ -94,8 +90,7 @@ def test_sharded_is_whole(impl, mapping, devices):
   torch_models.assert_close(np.asarray(y), np.asarray(expected[2]), 1e-5)
 
 
-@IMPLS
-def test_bfloat16_has_float32_statistics(impl):
+def test_bfloat16_has_float32_statistics():
   """Activations in bfloat16: statistics and gradient are those of the rounded activations, to float32's precision."""
   rng = np.random.default_rng(0)
   x = rng.normal(3, 1, size=(16, 8, 8, 4)).astype(jnp.bfloat16)
@@ -107,7 +102,7 @@ def test_bfloat16_has_float32_statistics(impl):
 
   @jax.jit
   def apply(x):
-    module = BatchNorm(impl=impl)
+    module = BatchNorm()
     y, back, updates = jax.vjp(
       lambda x: module.apply(variables, x, train=True, mutable=['batch_stats']), x, has_aux=True
     )

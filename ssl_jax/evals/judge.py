@@ -1,0 +1,195 @@
+"""From features to every number and every curve of an evaluation. It knows of no run, so that any features will do."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax.evals import check, knn, linear, metrics
+from ssl_jax.temperature import Temperature
+
+# Temperatures that a run's own is compared with in the penalty curves (behaviour Fig. 3).
+TEMPERATURES = (0.07, 0.2, 0.5, 1.0)
+BINS = 80  # of similarities in [-1, 1]
+MAPPED = 1500  # test images in the map
+ENTROPY_BATCH = 768  # of cacr's conditional entropy
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+  """The features of one layer: of training and test images, and of augmented views of some test images."""
+
+  train: np.ndarray  # [n, d]
+  test: np.ndarray  # [m, d]
+  views: np.ndarray | None = None  # [v, k, d]
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+  """The class of each image, and the classes' names."""
+
+  train: np.ndarray  # [n]
+  test: np.ndarray  # [m]
+  views: np.ndarray | None = None  # [k]
+  names: Sequence[str] = ()
+
+  def checked(self, train: int, test: int) -> 'Labels':
+    """Refuses missing labels, a single class and test classes without training images."""
+    train = check.labels('train labels', self.train, train)
+    test = check.labels('test labels', self.test, test)
+    check.seen('test labels', test, 'train labels', train)
+    names = tuple(self.names) or tuple(str(c) for c in range(int(train.max()) + 1))
+    return dataclasses.replace(self, train=train, test=test, names=names)
+
+
+def accuracies(space: Space, labels: Labels, settings: Mapping, seed: int) -> tuple[dict, dict]:
+  """kNN for each k and the linear classifier.  -> {'knn200': percent, ...}, {'knn200': the predicted classes, ...}"""
+  numbers, predictions = {}, {}
+  topk = (1, 5) if len(np.unique(labels.train)) > 5 else (1,)
+  if settings['k']:
+    votes = dict(k=settings['k'], vote=settings['vote'], temperature=settings['temperature'])
+    for k, scores in knn.classify(space.train, labels.train, space.test, **votes).items():
+      for top in topk:
+        hit = knn.hits(scores, labels.test, top)
+        numbers[f'knn{k}' + (f'_top{top}' if top > 1 else '')] = 100 * float(hit.mean())
+      predictions[f'knn{k}'] = scores.argmax(axis=1)
+  if name := settings['linear']:
+    data = (space.train, labels.train, space.test, labels.test)
+    if name in linear.PROTOCOLS:
+      found = linear.probe(*data, name, seeds=(seed,))
+    else:
+      found = {'logistic': linear.logistic, 'ridge': linear.ridge}[name](*data)
+    numbers['linear'] = found.report['top1']
+    if 5 in topk:
+      numbers['linear_top5'] = found.report['top5']
+    predictions['linear'] = found.predictions[0]
+  return numbers, predictions
+
+
+def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dict, dict]:
+  """Accuracy of each class, its most frequent confusion, and head, middle and tail where classes differ in size."""
+  classes = len(labels.names)
+  train = np.bincount(labels.train, minlength=classes)
+  table = {
+    'names': list(labels.names),
+    'train': train.tolist(),
+    'test': np.bincount(labels.test, minlength=classes).tolist(),
+  }
+  confused, thirds = {}, {}
+  for name, predicted in predictions.items():
+    matrix = metrics.confusion(predicted, labels.test, classes)
+    accuracy = metrics.per_class_accuracy(matrix)
+    table[name] = [None if np.isnan(x) else float(x) for x in accuracy]
+    wrong = matrix * (1 - np.eye(classes, dtype=matrix.dtype))
+    table[f'{name}_mistaken_for'] = [
+      labels.names[row.argmax()] if row.any() else None for row in wrong
+    ]
+    confused[f'confusion_{name}'] = matrix
+    present = train > 0
+    if train[present].max() >= 2 * train[present].min() and present.sum() >= 3 and not np.isnan(accuracy[present]).any():
+      thirds |= {f'{name}_{k}': v for k, v in metrics.head_middle_tail(accuracy[present], train[present]).items()}
+  return {'classes': table, **thirds}, confused
+
+
+def measures(space: Space, labels: Labels, temperature: Temperature | None) -> dict[str, float]:
+  """Every measure of a representation, of the test images and of their views where there are any."""
+  x, y = space.test, labels.test
+  found = {
+    'uniformity': metrics.uniformity(x),
+    'tolerance': metrics.tolerance(x, y),
+    'same_label_similarity': metrics.same_label_similarity(x, y),
+    'inter_class_uniformity': metrics.inter_class_uniformity(x, y),
+    'rankme': metrics.rankme(x),
+  }
+  if min(x.shape) > 4:  # a power law of fewer eigenvalues says nothing
+    found['alpha_req'] = metrics.alpha_req(x)
+  if len(x) >= 3:
+    shuffled = x[np.random.default_rng(0).permutation(len(x))]
+    found['conditional_entropy'] = metrics.conditional_entropy(shuffled, batch=min(ENTROPY_BATCH, len(x)))
+  if temperature is not None:
+    found['penalty_entropy'] = metrics.penalty_entropy(x, temperature)
+  if space.views is not None:
+    views, y = space.views, labels.views
+    found |= {
+      'alignment': metrics.alignment(views),
+      'prototype_bias': metrics.prototype_bias(views, y),
+      'prototype_bias_sampled': metrics.prototype_bias_sampled(views, y),
+      'attracting_gap': metrics.attracting_gap(views[0], views[1:]),
+      'repelling_gap': metrics.repelling_gap(views[0], y, views[1], y),
+      'lidar': metrics.lidar(views),
+    }
+  return found
+
+
+def curves(space: Space, labels: Labels, temperature: Temperature | None) -> dict[str, np.ndarray]:
+  """What the figures of the papers plot, in the space where the loss compares."""
+  found = {}
+  if space.views is not None:
+    first, second = space.views[:2]
+    histograms = metrics.similarity_histograms(first, second, labels.views, bins=BINS)
+    found |= {f'similarities_{name}': counts for name, counts in histograms.items()}
+    nearest = metrics.local_separation(first, second, k=min(10, len(first) - 1))
+    found |= {'separation_mean': nearest.mean(axis=0), 'separation_std': nearest.std(axis=0)}
+  for tau in TEMPERATURES:
+    found[f'penalty_{tau}'] = metrics.penalty_distribution(space.test, tau, bins=BINS)['penalty']
+  if temperature is not None:
+    found['penalty_own'] = metrics.penalty_distribution(space.test, temperature, bins=BINS)['penalty']
+    s = jnp.linspace(-1, 1, 201)
+    tau = temperature(s) if callable(temperature) else jnp.full_like(s, temperature)
+    found |= {'temperature_s': np.asarray(s), 'temperature_tau': np.asarray(tau)}
+  found['penalty_edges'] = np.linspace(-1, 1, BINS + 1)
+  return found
+
+
+def plane(x: np.ndarray, labels: np.ndarray, count: int = MAPPED) -> dict[str, np.ndarray]:
+  """The two principal components of unit features, of at most `count` images, each axis with a fixed sign."""
+  chosen = np.sort(np.random.default_rng(0).permutation(len(x))[:count])
+  x = np.asarray(x, np.float64) / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+  centred = x - x.mean(axis=0)
+  values, axes = np.linalg.eigh(centred.T @ centred / len(x))
+  axes = axes[:, ::-1][:, :2]
+  axes *= np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])])[None, :]
+  shares = values[::-1][:2] / max(values.sum(), 1e-24)
+  return {'map': centred[chosen] @ axes, 'map_labels': labels[chosen], 'map_shares': shares}
+
+
+def judge(
+  spaces: Mapping[str, Space],
+  labels: Labels,
+  settings: Mapping,
+  *,
+  temperature: Temperature | None = None,
+  seed: int = 0,
+) -> tuple[dict, dict[str, np.ndarray]]:
+  """Everything that one checkpoint's features say.
+
+  Args:
+    spaces: by layer; accuracies are of the one that settings['features'] names, the similarities that the loss would
+      see are of 'projector' where there is one.
+    settings: 'features', 'k', 'vote', 'temperature' (of the vote) and 'linear' of the config's `eval` section.
+    temperature: of the loss, a number or a function of the similarity.
+
+  Returns:
+    Numbers, ready for JSON, and arrays for the figures. The same features give the same digits.
+  """
+  judged = spaces[settings['features']]
+  labels = labels.checked(len(judged.train), len(judged.test))
+  numbers, predictions = accuracies(judged, labels, settings, seed)
+  detail, arrays = by_class(predictions, labels)
+  compared = spaces.get('projector', judged)
+  counts = {'train': len(judged.train), 'test': len(judged.test)}
+  if judged.views is not None:
+    counts |= {'views': len(judged.views), 'viewed': judged.views.shape[1]}
+  results = {
+    'features': settings['features'],
+    'linear_protocol': settings['linear'],
+    **numbers,
+    'images': counts,
+    'measures': {
+      name: measures(space, labels, temperature if space is compared else None) for name, space in spaces.items()
+    },
+    **detail,
+  }
+  arrays |= curves(compared, labels, temperature) | plane(judged.test, labels.test)
+  return results, arrays

@@ -1,0 +1,56 @@
+"""The memory bank (Wu et al. 2018), as "behaviour" (Wang & Liu 2021) trains with it."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import pairs
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, gather, mean_temperature
+from ssl_jax.temperature import prefix, require
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryBank(Method):
+  """Each training image has an entry; an image's positive is its own, its negatives are the others.
+
+  bank[i] <- normalise(momentum · bank[i] + (1 - momentum) · z_i) after each step, z_i the mean over the views of the
+  unit embeddings of image i. The negatives are all entries, or (`negatives` > 0) so many, drawn anew at each step, with
+  replacement, and shared by the queries of the batch. A `hard` loss takes its top fraction of these.
+  """
+
+  least_views: ClassVar[int] = 1
+
+  momentum: float = 0.5
+  negatives: int = 0
+
+  def __post_init__(self):
+    with prefix('method'):
+      require('momentum', self.momentum, lambda m: 0 <= m < 1, 'give a momentum in [0, 1)')
+      require('negatives', self.negatives, lambda n: n >= 0 and n == int(n), 'give a number, or 0 for the whole bank')
+
+  def init(self, key, images):
+    params, batch_stats, extra = super().init(key, images)
+    shape = (self.plan.examples, self.width(params, batch_stats, images))
+    bank = pairs.normalize(jax.random.normal(jax.random.fold_in(key, 1), shape))
+    return params, batch_stats, {**extra, 'bank': bank}
+
+  def loss(self, params, batch_stats, extra, inputs: Inputs):
+    bank, tau = extra['bank'], self.tau(params, inputs)
+    views, batch_stats = self.embed(params, batch_stats, inputs.views)
+    views = [pairs.normalize(view) for view in views]
+    drawn = jax.random.randint(inputs.key, (self.negatives,), 0, len(bank)) if self.negatives else None
+    index = jnp.tile(inputs.index, len(views))
+    # Entries are unit vectors already: to normalise them again would copy the bank.
+    pos, neg, where = pairs.with_bank(jnp.concatenate(views), bank, index, drawn, similarity='dot')
+    loss = jnp.mean(self.contrast(pos, neg, where, tau, axis_name=self.axis_name))
+    extra = {**extra, 'bank': self._updated(bank, inputs.index, jax.lax.stop_gradient(sum(views) / len(views)))}
+    return loss, Outputs(batch_stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})
+
+  def _updated(self, bank, index, z):
+    index, z = gather(index, self.axis_name), gather(z, self.axis_name)
+    # An image that takes the place of a broken one may be in the batch twice; only its first entry is written.
+    again = jnp.argmax(index[:, None] == index[None], axis=1) != jnp.arange(len(index))
+    entries = pairs.normalize(self.momentum * bank[index] + (1 - self.momentum) * z)
+    return bank.at[jnp.where(again, len(bank), index)].set(entries, mode='drop')

@@ -1,0 +1,109 @@
+"""Methods that predict one view's target from another view, without negatives: BYOL, SimSiam, DINO."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from ssl_jax import losses, temperature
+from ssl_jax.methods.momentum import Momentum
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen
+from ssl_jax.temperature import prefix, require
+
+
+def directions(views: int, targets: int) -> list[tuple[int, int]]:
+  """(view, target) for each view and each target of another view."""
+  return [(v, w) for v, w in itertools.product(range(views), range(targets)) if v != w]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimSiam(Method):
+  """The prediction of each view meets the projection of each other one, which no gradient reaches (Chen & He 2021)."""
+
+  accepts: ClassVar[Mapping[str, Callable]] = {'simsiam': losses.simsiam}
+  predictor: ClassVar[str] = 'simsiam_predictor'
+
+  def loss(self, params, batch_stats, extra, inputs: Inputs):
+    outputs, batch_stats = self.encode(params['network'], batch_stats, inputs.views)
+    targets = [output['projector'] for output in outputs[: len(inputs.large)]]
+    return self._meet(outputs, targets), Outputs(batch_stats, extra, {})
+
+  def _meet(self, outputs, targets):
+    pairs = directions(len(outputs), len(targets))
+    return sum(jnp.mean(self.contrast(outputs[v]['predictor'], targets[w])) for v, w in pairs) / len(pairs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BYOL(Momentum, SimSiam):
+  """As SimSiam, but the targets are those of a momentum encoder (Grill et al. 2020).
+
+  The loss is the mean over the directions, half of the paper's sum over both.
+  """
+
+  accepts: ClassVar[Mapping[str, Callable]] = {'byol': losses.byol}
+  predictor: ClassVar[str] = 'byol'
+
+  momentum: float = 0.996
+  final_momentum: float | None = 1.0
+
+  def loss(self, params, batch_stats, extra, inputs: Inputs):
+    slow = self.follow(params, extra, inputs)
+    outputs, stats = self.encode(params['network'], batch_stats, inputs.views)
+    targets = self.targets(slow, batch_stats, inputs.large)
+    return self._meet(outputs, targets), Outputs(stats, {**extra, 'momentum': slow}, {})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DINO(Momentum):
+  """The student's prototypes for a view follow the teacher's for each other view (Caron et al. 2021).
+
+  The teacher is the momentum encoder, and sees no small crops. Its logits are centred with extra['centre'], a moving
+  average over batches, and sharpened with `teacher_temperature`, a number or a schedule such as
+  dict(name='linear_schedule', start=0.04, end=0.07, epochs=30); the student's is the config's temperature. The
+  prototypes are frozen for `freeze_epochs`.
+  """
+
+  accepts: ClassVar[Mapping[str, Callable]] = {'dino': losses.dino}
+
+  momentum: float = 0.996
+  final_momentum: float | None = 1.0
+  teacher_temperature: float | Mapping[str, Any] = 0.04
+  centre_momentum: float = 0.9
+  freeze_epochs: int = 1
+
+  def __post_init__(self):
+    super().__post_init__()
+    with prefix('method'):
+      require('centre_momentum', self.centre_momentum, lambda m: 0 <= m < 1, 'give a momentum in [0, 1)')
+    try:
+      self._teacher_temperature(0)
+    except ValueError as error:
+      raise ValueError(f'method.teacher_{error}') from None
+
+  def _teacher_temperature(self, step):
+    clock = dict(steps_per_epoch=self.plan.steps_per_epoch, total_steps=self.plan.total_steps)
+    return temperature.from_config(self.teacher_temperature, **clock).at({}, step)
+
+  def init(self, key, images):
+    params, batch_stats, extra = super().init(key, images)
+    return params, batch_stats, {**extra, 'centre': jnp.zeros(self.width(params, batch_stats, images))}
+
+  def loss(self, params, batch_stats, extra, inputs: Inputs):
+    slow, tau = self.follow(params, extra, inputs), self.tau(params, inputs)
+    teacher = self.targets(slow, batch_stats, inputs.large)
+    network = params['network']
+    if 'prototypes' in network['projector']:
+      last = frozen(network['projector']['prototypes'], self.freeze_epochs * self.plan.steps_per_epoch, inputs.step)
+      network = {**network, 'projector': {**network['projector'], 'prototypes': last}}
+    outputs, stats = self.encode(network, batch_stats, inputs.views)
+    sharp = self._teacher_temperature(inputs.step)
+    pairs = directions(len(outputs), len(teacher))
+    values = [
+      jnp.mean(self.contrast(outputs[v]['projector'], teacher[w], extra['centre'], tau, sharp)) for v, w in pairs
+    ]
+    centre = losses.dino_centre(
+      extra['centre'], jnp.concatenate(teacher), momentum=self.centre_momentum, axis_name=self.axis_name
+    )
+    return sum(values) / len(values), Outputs(stats, {**extra, 'momentum': slow, 'centre': centre}, {})

@@ -1,0 +1,111 @@
+"""MoCo v2 (Chen et al. 2020) and v3 (Chen et al. 2021) with any contrastive loss and any temperature.
+
+Batch norm is over the batch of all devices, so no query can tell its key by the statistics of their device, against
+which the authors shuffle: nothing is shuffled here.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import pairs
+from ssl_jax.methods.momentum import Momentum
+from ssl_jax.methods.protocol import Inputs, Outputs, mean_temperature
+
+
+def new_queue(key: jax.Array, shape: tuple[int, ...]) -> dict[str, jax.Array]:
+  """Random unit vectors [..., M, D], and the place where the next keys go."""
+  return {'queue': pairs.normalize(jax.random.normal(key, shape)), 'pointer': jnp.zeros((), jnp.int32)}
+
+
+def enqueue(extra: dict, keys: jax.Array, axis_name: str | None) -> dict[str, jax.Array]:
+  """The queue with the keys [..., b, D] of all devices in place of its oldest; the same on each device."""
+  keys = keys if axis_name is None else jax.lax.all_gather(keys, axis_name, axis=keys.ndim - 2, tiled=True)
+  queue, pointer = extra['queue'], extra['pointer']
+  queue = jax.lax.dynamic_update_slice_in_dim(queue, keys, pointer, axis=queue.ndim - 2)
+  return {'queue': queue, 'pointer': (pointer + keys.shape[-2]) % queue.shape[-2]}
+
+
+def check_queue(size: int, batch_size: int) -> None:
+  if size < batch_size or size % batch_size:
+    near = max(size // batch_size, 1) * batch_size
+    raise ValueError(f'method.queue = {size} is no multiple of batch_size = {batch_size}: try {near}')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MoCo(Momentum):
+  """Keys come from a momentum encoder, negatives are the keys of the last `queue` images.
+
+  The first view is the query and the K others are its positives. `symmetric` lets each view be a query in its turn, and
+  `intra_batch` adds the same view's queries of the other images to the negatives (cacr, Alg. 3, with both and the loss
+  `cacr`, stop_positive_weights=True). Small crops are further queries. The keys of the last view enter the queue.
+  """
+
+  queue: int = 65536
+  symmetric: bool = False
+  intra_batch: bool = False
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_queue(self.queue, self.plan.batch_size)
+
+  def init(self, key, images):
+    params, batch_stats, extra = super().init(key, images)
+    shape = (self.queue, self.width(params, batch_stats, images))
+    return params, batch_stats, {**extra, **new_queue(jax.random.fold_in(key, 1), shape)}
+
+  def loss(self, params, batch_stats, extra, inputs: Inputs):
+    slow = self.follow(params, extra, inputs)
+    large, tau = len(inputs.large), self.tau(params, inputs)
+    first = 0 if self.symmetric else 1  # of the views that are keys
+    keys = [pairs.normalize(key) for key in self.targets(slow, batch_stats, inputs.views[first:large])]
+    queries = inputs.views if self.symmetric else (inputs.views[0], *inputs.views[large:])
+    queries, stats = self.embed(params, batch_stats, queries)
+    found = []
+    for own, query in enumerate(queries):
+      # Keys are unit vectors already: to normalise the queue again would copy all of it.
+      found.append(
+        pairs.with_queue(
+          pairs.normalize(query),
+          jnp.stack([key for v, key in enumerate(keys, start=first) if v != own or own >= large], axis=1),
+          extra['queue'],
+          in_batch=self.intra_batch,
+          axis_name=self.axis_name,
+          similarity='dot',
+        )
+      )
+    values = [jnp.mean(self.contrast(*pair, tau, axis_name=self.axis_name)) for pair in found]
+    extra = {**extra, 'momentum': slow, **enqueue(extra, keys[-1], self.axis_name)}
+    pos = found[0].pos
+    return sum(values) / len(values), Outputs(stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MoCoV3(Momentum):
+  """A predicted query of each view against the keys of each other view, of all images of the batch.
+
+  The loss is the mean over the directions. The paper's is their sum times 2 tau, a factor that LARS and AdamW cancel.
+  Small crops are queries only.
+  """
+
+  predictor: ClassVar[str] = 'moco_v3'
+
+  momentum: float = 0.99
+  final_momentum: float | None = 1.0
+
+  def loss(self, params, batch_stats, extra, inputs: Inputs):
+    slow, tau = self.follow(params, extra, inputs), self.tau(params, inputs)
+    keys = self.targets(slow, batch_stats, inputs.large)
+    outputs, stats = self.encode(params['network'], batch_stats, inputs.views)
+    found = [
+      pairs.with_keys(output['predictor'], key, axis_name=self.axis_name)
+      for v, output in enumerate(outputs)
+      for w, key in enumerate(keys)
+      if v != w
+    ]
+    pos, neg, where = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
+    loss = jnp.mean(self.contrast(pos, neg, where, tau, axis_name=self.axis_name))
+    metrics = {'positive': jnp.mean(pos), **mean_temperature(tau, pos)}
+    return loss, Outputs(stats, {**extra, 'momentum': slow}, metrics)

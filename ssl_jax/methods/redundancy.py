@@ -1,0 +1,33 @@
+"""Methods whose loss is of the statistics of two views: Barlow Twins, VICReg, W-MSE, Zero-CL, ARB."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import losses
+from ssl_jax.methods.protocol import Inputs, Method, Outputs
+from ssl_jax.temperature import prefix
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Redundancy(Method):
+  """Any loss of `ssl_jax.losses.redundancy`; with more than two views its mean over the pairs of views."""
+
+  accepts: ClassVar[Mapping[str, Callable]] = {
+    f.__name__: f for f in (losses.barlow_twins, losses.vicreg, losses.w_mse, losses.zero_cl, losses.arb)
+  }
+
+  def __post_init__(self):
+    head = lambda: self.network.projector.init_with_output(jax.random.key(0), jnp.zeros((2, 8)), train=False)[0]
+    z = jax.ShapeDtypeStruct((self.plan.batch_size, jax.eval_shape(head).shape[1]), jnp.float32)
+    with prefix('loss'):  # the loss checks its own arguments: it is enough to trace it
+      jax.eval_shape(self.contrast, z, z)
+
+  def loss(self, params, batch_stats, extra, inputs: Inputs):
+    views, batch_stats = self.embed(params, batch_stats, inputs.views)
+    values = [self.contrast(*pair, axis_name=self.axis_name) for pair in itertools.combinations(views, 2)]
+    return sum(values) / len(values), Outputs(batch_stats, extra, {})

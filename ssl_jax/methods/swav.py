@@ -1,0 +1,69 @@
+"""SwAV (Caron et al. 2020): views swap their assignments to prototypes."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import losses, pairs
+from ssl_jax.methods.distillation import directions
+from ssl_jax.methods.moco import check_queue, enqueue, new_queue
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen
+from ssl_jax.temperature import prefix, require, require_positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwAV(Method):
+  """The code of each large view, by Sinkhorn over the batch, is predicted from each other view.
+
+  A `queue` of so many images adds the scores of earlier embeddings to the Sinkhorn step, once it is full and not before
+  `queue_epochs`; it is for batches that are small beside the number of prototypes. The prototypes are frozen for
+  `freeze_epochs`.
+  """
+
+  accepts: ClassVar[Mapping[str, Callable]] = {'swav': losses.swav}
+  predictor: ClassVar[str] = 'prototypes'
+
+  epsilon: float = 0.05
+  iterations: int = 3
+  queue: int = 0
+  queue_epochs: int = 15
+  freeze_epochs: int = 1
+
+  def __post_init__(self):
+    with prefix('method'):
+      require_positive(epsilon=self.epsilon)
+      require('iterations', self.iterations, lambda n: n >= 1 and n == int(n), 'give a number of at least 1')
+    if self.queue:
+      check_queue(self.queue, self.plan.batch_size)
+
+  def init(self, key, images):
+    params, batch_stats, extra = super().init(key, images)
+    if self.queue:
+      shape = (self.plan.views, self.queue, self.width(params, batch_stats, images))
+      extra = {**extra, **new_queue(jax.random.fold_in(key, 1), shape)}
+    return params, batch_stats, extra
+
+  def loss(self, params, batch_stats, extra, inputs: Inputs):
+    tau, network = self.tau(params, inputs), params['network']
+    prototypes = frozen(network['predictor'], self.freeze_epochs * self.plan.steps_per_epoch, inputs.step)
+    outputs, batch_stats = self.encode({**network, 'predictor': prototypes}, batch_stats, inputs.views)
+    large = range(len(inputs.large))
+    codes = [self._code(outputs[v]['predictor'], prototypes, extra, v, inputs.step) for v in large]
+    both = directions(len(outputs), len(codes))
+    values = [jnp.mean(self.contrast(outputs[v]['predictor'], codes[w], tau)) for v, w in both]
+    if self.queue:
+      new = jnp.stack([pairs.normalize(jax.lax.stop_gradient(outputs[v]['projector'])) for v in large])
+      extra = {**extra, **enqueue(extra, new, self.axis_name)}
+    return sum(values) / len(values), Outputs(batch_stats, extra, {})
+
+  def _code(self, scores, prototypes, extra, view, step):
+    settings = dict(epsilon=self.epsilon, iterations=self.iterations, axis_name=self.axis_name)
+    code = losses.sinkhorn(scores, **settings)
+    if not self.queue:
+      return code
+    old = self.network.apply({'params': {'predictor': prototypes}}, extra['queue'][view], False, method='predict')
+    start = max(self.queue_epochs * self.plan.steps_per_epoch, self.queue // self.plan.batch_size)
+    return jnp.where(step < start, code, losses.sinkhorn(scores, others=old, **settings))

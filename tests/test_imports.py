@@ -1,0 +1,70 @@
+"""Imports point one way, and the losses can be had without the rest."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+# Each part, and the parts of ssl_jax that it may import.
+LOSSES = {'temperature', 'pairs', 'losses'}
+ALLOWED = {
+  'temperature': set(),
+  'pairs': {'temperature'},
+  'losses': LOSSES,
+  'models': {'models'},
+  'data': {'data'},
+  'optim': set(),
+  'parallel': set(),
+  'config': set(),
+  'state': set(),
+  'checkpoint': {'config', 'state'},
+  'records': {'checkpoint'},
+  'methods': LOSSES | {'models', 'config', 'methods'},
+  'step': {'methods', 'state'},
+  'run': {'methods', 'optim', 'config', 'data', 'parallel', 'state'},
+}
+ALLOWED['evals'] = {'evals', 'losses', 'step', *ALLOWED, 'report', 'figures'}
+ALLOWED['train'] = set(ALLOWED) | {'train'}
+
+
+def imported(file):
+  """The parts of ssl_jax that a file imports."""
+  for node in ast.walk(ast.parse(file.read_text())):
+    if isinstance(node, ast.ImportFrom) and (node.module or '').split('.')[0] == 'ssl_jax':
+      deeper = node.module.split('.')[1:2]
+      yield from deeper or [alias.name for alias in node.names]
+    elif isinstance(node, ast.Import):
+      yield from [a.name.split('.')[1] for a in node.names if a.name.startswith('ssl_jax.')]
+
+
+@pytest.mark.parametrize('file', sorted((ROOT / 'ssl_jax').rglob('*.py')), ids=lambda f: str(f.relative_to(ROOT)))
+def test_imports_point_one_way(file):
+  part = file.relative_to(ROOT / 'ssl_jax').parts[0].removesuffix('.py')
+  if part in ALLOWED:
+    assert set(imported(file)) <= ALLOWED[part]
+
+
+def test_only_main_knows_of_train():
+  for file in (ROOT / 'ssl_jax').rglob('*.py'):
+    if file.name != 'train.py':
+      assert 'train' not in set(imported(file)), file
+
+
+def test_configs_import_only_configs_and_the_config_module():
+  for file in (ROOT / 'configs').glob('*.py'):
+    assert set(imported(file)) <= {'config'}, file
+
+
+def test_losses_need_only_jax_chex_and_optax():
+  code = """
+import sys, jax, chex, optax
+before = set(sys.modules)
+import ssl_jax.losses, ssl_jax.temperature, ssl_jax.pairs
+print(*sorted({name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
+"""
+  run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT, check=True)
+  assert run.stdout.split() == ['ssl_jax']

@@ -1,0 +1,120 @@
+"""From a config to a loss: every legal combination of loss and temperature, and what is refused."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from ssl_jax import losses, temperature
+
+PARAMETERS = {
+  'hard': dict(fraction=0.5),
+  'hard_simple': dict(fraction=0.5),
+  'balanced': dict(alpha=2.0, lam=4.0),
+  'generalized_nt_xent': dict(alpha=2.0, lam=4.0),
+  'hard_negative': dict(beta=1.0),
+  'triplet': dict(margin=0.5),
+}
+TEMPERATURES = (
+  dict(name='constant', tau=0.2),
+  dict(name='cosine', tau_min=dict(name='linear_schedule', start=0.07, end=0.2, epochs=2), tau_max=0.2),
+  dict(name='shifted_cosine', tau_min=0.1, tau_max=0.2, shift=-0.4, scale=0.7, gradient=True),
+  dict(name='linear', tau_min=0.1, tau_max=0.2),
+  dict(name='exponential', tau_min=0.1, tau_max=0.2),
+  dict(name='monotonic_cosine', tau_min=0.1, tau_max=dict(name='learnable', tau=0.2, tau_min=0.15)),
+  dict(name='linear_schedule', start=0.1, end=0.2),
+  dict(name='cosine_schedule', tau_min=0.1, tau_max=1.0, period=2),
+  dict(name='learnable'),
+)
+WITHOUT = ('simple', 'hard_simple', 'balanced', 'generalized_nt_xent', 'macl', 'align_uniform', 'cacr', 'triplet')
+POS = np.array([[0.9, 0.4], [-0.1, 0.6]], np.float32)
+NEG = np.array([[0.3, -0.2, 0.1], [0.5, 0.0, -0.7]], np.float32)
+WHERE = np.array([[True, True, False], [True, True, True]])
+
+
+def spec_of(name):
+  return {'name': name, **PARAMETERS.get(name, {})}
+
+
+class ConfigTest(chex.TestCase):
+  def test_which_losses_take_a_temperature(self):
+    without = [name for name in losses.CONTRASTIVE if not losses.from_config(spec_of(name)).takes_temperature]
+    self.assertCountEqual(without, WITHOUT)
+
+  @parameterized.parameters(*(name for name in losses.CONTRASTIVE if name not in WITHOUT))
+  def test_every_temperature_goes_into_every_loss_that_has_one(self, name):
+    loss = losses.from_config(spec_of(name))
+    schedules = [temperature.from_config(spec, total_steps=10) for spec in TEMPERATURES]
+
+    @jax.jit
+    @jax.value_and_grad
+    def total(pos, step):
+      taus = [schedule.at(schedule.init(), step) for schedule in schedules]
+      return sum(loss(pos, NEG, WHERE, tau).sum() for tau in taus)
+
+    for spec in TEMPERATURES:
+      losses.check(spec_of(name), spec)
+    chex.assert_tree_all_finite(total(POS, 3))
+    direct = functools.partial(losses.CONTRASTIVE[name], **PARAMETERS.get(name, {}))
+    np.testing.assert_allclose(loss(POS, NEG, WHERE, 0.2), direct(POS, NEG, temperature=0.2, where=WHERE), rtol=1e-6)
+    with self.assertRaisesRegex(ValueError, f"^temperature = None: '{name}' needs one: set it to dict"):
+      losses.check(spec_of(name), None)
+    with self.assertRaisesRegex(ValueError, f"^temperature = None, but the loss '{name}' needs one"):
+      loss(POS, NEG, WHERE)
+
+  @parameterized.parameters(*WITHOUT)
+  def test_the_others_refuse_one_with_the_reason(self, name):
+    losses.check(spec_of(name), None)
+    with self.assertRaisesRegex(ValueError, f"^temperature = .*'{name}' takes none, its? .*: set it to None$"):
+      losses.check(spec_of(name), dict(name='constant', tau=0.2))
+    loss = losses.from_config(spec_of(name))
+    with self.assertRaisesRegex(ValueError, f"^temperature = 0.2, but the loss '{name}' has none: its? "):
+      loss(POS, NEG, WHERE, 0.2)
+    direct = losses.CONTRASTIVE[name](POS, NEG, **PARAMETERS.get(name, {}), where=WHERE)
+    np.testing.assert_allclose(loss(POS, NEG, WHERE), direct, rtol=1e-6)
+
+  def test_config_dict(self):
+    loss = losses.from_config(ml_collections.ConfigDict(dict(name='balanced', alpha=2.0, lam=4.0)))
+    self.assertEqual((loss.name, loss.takes_temperature), ('balanced', False))
+    np.testing.assert_allclose(loss(POS, NEG), losses.balanced(POS, NEG, 2.0, 4.0), rtol=1e-6)
+    spec = ml_collections.ConfigDict(TEMPERATURES[1])
+    np.testing.assert_allclose(temperature.from_config(spec).at({}, 1)(jnp.float32(0)), 0.135, rtol=1e-5)
+
+  @parameterized.parameters(
+    (dict(name='ballanced'), "loss.name = 'ballanced' is unknown: did you mean 'balanced'?"),
+    (dict(alpha=1.0), 'loss.name is missing: give one of info_nce, '),
+    ('info_nce', "loss = 'info_nce' is no mapping: give dict(name='info_nce')"),
+    (dict(name='balanced', alpha=2.0), "loss.lam is missing: 'balanced' needs alpha, lam"),
+    (
+      dict(name='balanced', alpha=2.0, lambd=4.0),
+      "loss.lambd = 4.0 is no argument of 'balanced': did you mean 'lam'?",
+    ),
+    (dict(name='info_nce', temperature=0.2), "loss.temperature = 0.2 is no argument of 'info_nce': give one of none"),
+    (dict(name='balanced', alpha=0.0, lam=4.0), 'loss.alpha = 0.0 is out of range: give a finite number above 0'),
+    (dict(name='balanced', alpha='2', lam=4.0), "loss.alpha = '2' is out of range: give a finite number above 0"),
+    (dict(name='hard', fraction=1.5), 'loss.fraction = 1.5 is out of range: give a fraction in (0, 1]'),
+    (dict(name='hard_negative', beta=-1.0), 'loss.beta = -1.0 is out of range: give a beta of 0 or more'),
+    (dict(name='hard_negative', beta=1.0, tau_plus=1.0), 'loss.tau_plus = 1.0 is out of range: give a tau_plus in'),
+    (dict(name='macl', tau0=0), 'loss.tau0 = 0 is out of range'),
+    (dict(name='macl', alpha=1.5), 'loss.alpha = 1.5 is out of range: give an alpha in [0, 1]'),
+    (dict(name='cacr', cost='euclid'), "loss.cost = 'euclid' is out of range: give 'euclidean', 'inner' or 'rbf'"),
+    (dict(name='cacr', positive_weights='all'), "loss.positive_weights = 'all' is out of range: give 'far', 'near' or"),
+    (dict(name='cacr', t_neg=0), 'loss.t_neg = 0 is out of range'),
+    (dict(name='triplet', margin=-0.1), 'loss.margin = -0.1 is out of range: give a margin of 0 or more'),
+    (dict(name='simple', weight=0), 'loss.weight = 0 is out of range'),
+    (dict(name='decoupled_weighted', sigma=0), 'loss.sigma = 0 is out of range'),
+    (dict(name='align_uniform', t=-2), 'loss.t = -2 is out of range'),
+  )
+  def test_refusals(self, spec, message):
+    with self.assertRaises(ValueError) as caught:
+      losses.from_config(spec)
+    self.assertStartsWith(str(caught.exception), message)
+    self.assertNotIn('\n', str(caught.exception))
+
+
+if __name__ == '__main__':
+  absltest.main()

@@ -1,0 +1,121 @@
+"""The losses without negatives against torch, and on any number of devices."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from absl.testing import absltest, parameterized
+
+from ssl_jax import losses
+from tests.reference import redundancy as reference
+from tests.test_pairs import mapped
+
+N, D = 8, 4
+CASES = {
+  'barlow_twins': (losses.barlow_twins, reference.barlow_twins, {'lam': 0.05}),
+  'vicreg': (losses.vicreg, reference.vicreg, {'invariance': 20.0, 'variance': 30.0, 'covariance': 2.0}),
+  'w_mse': (losses.w_mse, reference.w_mse, {}),
+  'w_mse_eps': (losses.w_mse, reference.w_mse, {'eps': 0.1}),
+  'zero_cl': (losses.zero_cl, reference.zero_cl, {}),
+  'zero_cl_instance': (losses.zero_cl, reference.zero_cl, {'kind': 'instance'}),
+  'zero_cl_feature': (losses.zero_cl, reference.zero_cl, {'kind': 'feature', 'eps': 0.1}),
+  'arb': (losses.arb, reference.arb, {}),
+  'arb_groups': (losses.arb, reference.arb, {'groups': 2}),
+}
+
+
+def views(seed=0, batch=N):
+  """Two views that resemble each other, with features that correlate."""
+  rng = np.random.default_rng(seed)
+  z = rng.normal(size=(batch, D)) @ rng.normal(size=(D, D))
+  return [(z + 0.5 * rng.normal(size=z.shape)).astype(np.float32) for _ in range(2)]
+
+
+class OracleTest(chex.TestCase):
+  @parameterized.parameters(*CASES)
+  def test_value_and_gradient_are_torch_s(self, name):
+    loss, oracle, parameters = CASES[name]
+    tensors = [torch.tensor(z, dtype=torch.float64, requires_grad=True) for z in views()]
+    expected = oracle(*tensors, **parameters)
+    expected.backward()
+    value, gradients = jax.jit(jax.value_and_grad(functools.partial(loss, **parameters), argnums=(0, 1)))(*views())
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
+    for gradient, tensor in zip(gradients, tensors, strict=True):
+      np.testing.assert_allclose(gradient, tensor.grad, rtol=1e-4, atol=1e-4 * float(tensor.grad.abs().max()))
+
+  @parameterized.parameters(*CASES)
+  def test_finite_where_features_are_constant_or_equal(self, name):
+    loss, _, parameters = CASES[name]
+    if loss is losses.w_mse:
+      parameters = {'eps': 0.1}  # a covariance without full rank has no Cholesky factor
+    z1, z2 = views()
+    z1[:, 0], z1[:, 1] = 3.0, z1[:, 2]
+    result = jax.jit(jax.value_and_grad(functools.partial(loss, **parameters), argnums=(0, 1)))(
+      z1.astype(jnp.bfloat16), z2.astype(jnp.bfloat16)
+    )
+    chex.assert_tree_all_finite(result)
+    chex.assert_type(result[0], jnp.float32)
+
+  @parameterized.parameters(*CASES)
+  def test_symmetric_and_without_order(self, name):
+    loss, _, parameters = CASES[name]
+    loss = jax.jit(functools.partial(loss, **parameters))
+    z1, z2 = views()
+    np.testing.assert_allclose(loss(z2, z1), loss(z1, z2), rtol=1e-4)
+    np.testing.assert_allclose(loss(z1[::-1], z2[::-1]), loss(z1, z2), rtol=1e-4)
+
+  def test_refusals(self):
+    z = jnp.ones((N, D))
+    for message, call in (
+      (r'^lam = -1 is out of range', lambda: losses.barlow_twins(z, z, lam=-1)),
+      (r'^variance = 0 is out of range', lambda: losses.vicreg(z, z, variance=0)),
+      (r'^eps = 1.0 is out of range: give an eps in \[0, 1\)', lambda: losses.w_mse(z, z, eps=1.0)),
+      (r'^eps = 0.0 with 4 examples of 4 features: give an eps above 0', lambda: losses.w_mse(z[:4], z[:4])),
+      (r"^kind = 'features' is out of range: give 'instance'", lambda: losses.zero_cl(z, z, kind='features')),
+      (r'^groups = 3 is out of range: give a divisor of D = 4', lambda: losses.arb(z, z, groups=3)),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        call()
+
+
+SHARDED = ('barlow_twins', 'vicreg', 'w_mse', 'zero_cl', 'arb_groups')
+
+
+def values_and_gradients(params, batch, axis_name=None):
+  """Each loss and its gradient, each with an encoder of its own."""
+
+  def total(params):
+    values = {}
+    for name in SHARDED:
+      loss, _, parameters = CASES[name]
+      z1, z2 = (x @ params[name] for x in jnp.moveaxis(batch, 1, 0))
+      values[name] = loss(z1, z2, axis_name=axis_name, **parameters)
+    return sum(values.values()), values
+
+  gradients, values = jax.grad(total, has_aux=True)(params)
+  return values, gradients if axis_name is None else jax.lax.pmean(gradients, axis_name)
+
+
+class ShardingTest(chex.TestCase):
+  params = dict.fromkeys(SHARDED, np.random.default_rng(1).normal(size=(D, D)).astype(np.float32))
+  batch = np.stack(views(), axis=1)
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.expected = jax.jit(values_and_gradients)(cls.params, cls.batch)
+
+  @parameterized.product(devices=(1, 2, 4), how=('pmap', 'shard_map'))
+  def test_value_and_gradient_are_those_of_one_device(self, devices, how):
+    on_devices = functools.partial(values_and_gradients, axis_name='batch')
+    actual = mapped(on_devices, devices, how)(self.params, self.batch)
+    for device in range(devices):
+      one = jax.tree.map(lambda x, d=device: x[d], actual)
+      chex.assert_trees_all_close(one, self.expected, rtol=1e-5, atol=1e-5)
+
+
+if __name__ == '__main__':
+  absltest.main()

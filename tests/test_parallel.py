@@ -1,0 +1,93 @@
+"""pmap and shard_map give the same thing through one door, in one process and in two."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import portpicker
+import pytest
+
+from ssl_jax import records, train
+from ssl_jax.parallel import AXIS, Devices
+from tests.test_train import tiny
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize('kind', ['pmap', 'shard_map'])
+@pytest.mark.parametrize('count', [1, 2, 4])
+def test_what_goes_in_comes_out(kind, count):
+  devices = Devices.choose(kind, count)
+  rows = np.arange(24, dtype=np.float32).reshape(8, 3)
+
+  def step(total, rows):
+    local = rows * 2.0
+    return total + jax.lax.psum(jnp.sum(local), AXIS), local
+
+  total = devices.map(lambda t, r: step(t, r)[0], replicated=1)(devices.replicate(np.float32(1)), devices.shard(rows))
+  assert devices.unreplicate(total) == 1 + 2 * rows.sum()
+  local = devices.map(lambda t, r: step(t, r)[1], replicated=1, out='sharded')
+  np.testing.assert_array_equal(devices.unshard(local(devices.replicate(np.float32(1)), devices.shard(rows))), rows * 2)
+  tree = {'a': rows, 'b': (np.int32(3),)}
+  jax.tree.map(np.testing.assert_array_equal, devices.unreplicate(devices.replicate(tree)), tree)
+
+
+@pytest.mark.parametrize('kind', ['pmap', 'shard_map'])
+def test_donated_buffers_are_reused(kind):
+  devices = Devices.choose(kind, 2)
+  state = devices.replicate(np.zeros(4, np.float32))
+  devices.map(lambda s, r: s + jnp.sum(r), replicated=1, donate=(0,))(state, devices.shard(np.ones(2, np.float32)))
+  assert state.is_deleted()
+
+
+def test_the_local_mean_then_the_mean_of_gradients_is_the_global_gradient():
+  """The rule that every loss and batch norm relies on, with a gathered term: off by the number of devices if broken."""
+  rows = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+  weight = np.float32(0.7)
+
+  def local_loss(w, rows):
+    gathered = jax.lax.all_gather(jnp.tanh(w * rows), AXIS, tiled=True)
+    return jnp.mean((jnp.tanh(w * rows) @ gathered.T) ** 2)
+
+  whole = jax.grad(lambda w: jnp.mean((jnp.tanh(w * rows) @ jnp.tanh(w * rows).T) ** 2))(jnp.asarray(weight))
+  for kind in ('pmap', 'shard_map'):
+    for count in (1, 2, 4):
+      devices = Devices.choose(kind, count)
+      grad = devices.map(lambda w, r: jax.lax.pmean(jax.grad(local_loss)(w, r), AXIS), replicated=1)
+      np.testing.assert_allclose(
+        devices.unreplicate(grad(devices.replicate(weight), devices.shard(rows))), whole, rtol=1e-5
+      )
+
+
+WORKER = """
+import sys
+import jax
+jax.distributed.initialize(f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]))
+from ssl_jax import config, train
+train.train(config.restore(__import__('json').loads(sys.argv[3])), sys.argv[4])
+"""
+
+
+@pytest.mark.parametrize(('kind', 'on_device'), [('pmap', 'yes'), ('shard_map', 'no')])
+def test_two_processes_train_the_run_of_one(kind, on_device, tmp_path):
+  """Two devices of one process, and two processes of one device each: the same losses and the same kNN."""
+  changes = {'steps': 4, 'parallel.map': kind, 'checkpoint.every_steps': 2, 'data.on_device': on_device}
+  train.train(tiny(tmp_path, **changes, **{'parallel.devices': 2}), tmp_path / 'one')
+  chosen = tiny(tmp_path, **changes, **{'parallel.devices': 0})
+  arguments = [str(portpicker.pick_unused_port())], [json.dumps(chosen.to_dict()), str(tmp_path / 'two')]
+  environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
+  pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+  commands = [[sys.executable, '-c', WORKER, *arguments[0], str(i), *arguments[1]] for i in range(2)]
+  with subprocess.Popen(commands[0], **pipes) as first, subprocess.Popen(commands[1], **pipes) as second:
+    said = first.stdout.read(), second.stdout.read()
+  assert (first.returncode, second.returncode) == (0, 0), said
+  one, two = records.read(tmp_path / 'one'), records.read(tmp_path / 'two')
+  assert [row['step'] for row in one] == [row['step'] for row in two] == [1, 2, 3, 4, 4]
+  for row, other in zip(one, two, strict=True):
+    for name in {'loss', 'knn5'} & row.keys():
+      np.testing.assert_allclose(other[name], row[name], rtol=1e-5)
