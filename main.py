@@ -3,6 +3,8 @@
 python main.py --config=configs/quickstart.py --workdir=runs/quickstart
 python main.py --config=configs/cifar10.py:dystress --workdir=runs/dystress --config.seed=1
 python main.py --mode=evaluate --workdir=runs/dystress
+python main.py --mode=report --workdir=runs/dystress
+python main.py --mode=compare --workdir=runs/compared runs/cifar10 runs/dystress
 python main.py --mode=views --config=configs/cifar10.py --workdir=runs/views
 """
 
@@ -12,7 +14,7 @@ import traceback
 
 from absl import app, flags, logging
 
-MODES = ('train', 'evaluate', 'views')
+MODES = ('train', 'evaluate', 'report', 'compare', 'views')
 CONFIG = flags.DEFINE_string('config', None, 'FILE.py[:options]; any of its keys is a flag too: --config.seed=1.')
 WORKDIR = flags.DEFINE_string('workdir', None, 'Where the run lives; the same command goes on where it stopped.')
 MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (a contact sheet of augmented views).')
@@ -20,17 +22,20 @@ MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (a contact shee
 
 def run(arguments):
   from configs import base
-  from ssl_jax import checkpoint, config, parallel, train
+  from ssl_jax import checkpoint, config, parallel, report, train
   from ssl_jax.evals import evaluate
 
-  for argument in arguments:
-    if not argument.startswith('--config.') or '=' not in argument:
+  overrides = [a.removeprefix('--config.') for a in arguments if a.startswith('--config.') and '=' in a]
+  others = [a for a in arguments if not (a.startswith('--config.') and '=' in a)]
+  for argument in others:
+    if MODE.value != 'compare' or argument.startswith('-'):
       raise ValueError(f'{argument!r} is no flag: the flags are --config, --config.KEY=VALUE, --workdir and --mode')
   if MODE.value not in MODES:
     raise ValueError(f'--mode={MODE.value!r} does not exist: {config.nearest(MODE.value, MODES)}')
   if not WORKDIR.value:
     raise ValueError('--workdir is missing: give the directory of the run, such as --workdir=runs/first')
-  overrides = [argument.removeprefix('--config.') for argument in arguments]
+  if MODE.value in ('report', 'compare'):
+    return report.compare(others, WORKDIR.value) if MODE.value == 'compare' else report.report(WORKDIR.value)
   if CONFIG.value:
     chosen = config.load(CONFIG.value, overrides)
   elif MODE.value == 'evaluate':

@@ -84,10 +84,12 @@ def get_config(arg=''):
   config.eval.vote = 'cosine'  # cosine: exp(s / temperature); distance: 1 / L2; majority
   config.eval.temperature = 0.1
   config.eval.batch_size = 1000
-  config.eval.linear = 'logistic'  # --mode=evaluate: logistic, ridge, a protocol of ssl_jax/evals/linear.py; '' for none
+  config.eval.linear = 'logistic'  # of --mode=evaluate: logistic, ridge, a protocol of evals/linear.py; '' for none
+  config.eval.finetune = ''  # of --mode=evaluate: labels to fine-tune on: all, 10%, 1%, 5-shot; linear: encoder frozen
+  config.eval.seeds = (0,)  # of the linear classifier and of fine-tuning: mean and spread
   config.eval.views = 4  # augmented views of test images, for alignment, LiDAR and the like
   config.eval.view_images = 2000  # of how many test images, at most
-  config.eval.file = ''  # --mode=evaluate: an .npz of anyone's features instead of a run's checkpoint
+  config.eval.file = ''  # of --mode=evaluate: an .npz of anyone's features instead of a run's checkpoint
   return options(config, arg)
 
 

@@ -1,8 +1,9 @@
-"""Shapes drawn on the spot, a small ResNet, a few minutes on two CPU cores.
+"""Ten shapes drawn on the spot, a small ResNet, a few minutes on two CPU cores.
 
   make train
 
-The classes are shapes, and nothing else about an image says which one it is: raw pixels do not help.
+An image's class is its shape, and nothing else about it says which: raw pixels do not help, an untrained encoder hardly.
+kNN on held-out images rises from about 17 (untrained; raw pixels: 29) to about 86.
 """
 
 from configs import base
@@ -12,10 +13,31 @@ def get_config(arg=''):
   config = base.get_config()
   config.data.source, config.data.name = 'embedded', 'embedded'
   config.dtype = 'float32'
-  config.batch_size = 256
-  config.epochs = 10
-  config.model = dict(name='resnet_tiny')
+  config.steps, config.batch_size = 2000, 64
+  # Colours, place and rotation change from view to view: what stays is the shape.
+  config.augment = dict(
+    name='none',
+    crop=True,
+    crop_scale=(0.5, 1.0),
+    flip=0.5,
+    rotation=1.0,
+    rotation_degrees=180.0,
+    jitter=1.0,
+    brightness=0.6,
+    contrast=0.6,
+    saturation=0.8,
+    hue=0.5,
+    grey=0.5,
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2023, 0.1994, 0.2010),
+  )
+  config.model = dict(name='resnet_tiny', width=16)
+  config.projector = dict(name='simclr', features=(128, 128))
+  config.optimizer.learning_rate = 0.5
+  config.optimizer.weight_decay = 1e-4
+  config.optimizer.warmup_epochs = 1.0
   config.eval.at_start = True
-  config.eval.every_epochs = 5
+  config.eval.every_epochs = 4
   config.eval.k = (20,)
+  config.checkpoint.every_minutes = 1.0
   return base.options(config, arg)

@@ -11,6 +11,7 @@ from jax import lax
 from ssl_jax.methods import Inputs, Method
 from ssl_jax.state import State, average_of
 
+Images = jax.Array | tuple[jax.Array, ...]
 # One view of one example: (key, image) -> image.
 Augment = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -27,12 +28,17 @@ def step_key(seed: int, step: jax.Array) -> jax.Array:
   return jax.random.fold_in(at_step, np.uint32(2**32 - 1))
 
 
-def make_views(augments: list[Augment], keys: jax.Array, images: jax.Array) -> tuple[jax.Array, ...]:
-  """A view an augmentation, each [b, h, w, C]; images are [b, H, W, C], or [b, V, H, W, C] cropped on the host."""
+def make_views(augments: list[Augment], keys: jax.Array, images: Images) -> tuple[jax.Array, ...]:
+  """A view an augmentation, each [b, h, w, C].
+
+  Images are [b, H, W, C] or, cropped on the host, [b, V, H, W, C] or V of [b, h, w, C], each of its own size.
+  """
+  if not isinstance(images, tuple):
+    images = [images[:, v] if images.ndim == 5 else images for v in range(len(augments))]
   views = []
   for v, augment in enumerate(augments):
     view_keys = jax.vmap(lambda key, v=v: jax.random.fold_in(key, v))(keys)
-    views.append(jax.vmap(augment)(view_keys, images[:, v] if images.ndim == 5 else images))
+    views.append(jax.vmap(augment)(view_keys, images[v]))
   return tuple(views)
 
 

@@ -248,7 +248,9 @@ def from_config(
   if spec is None:
     return Schedule(dict, lambda params, step: None)
   if not is_mapping(spec):
-    return _number('temperature', spec)
+    number = _number('temperature', spec)
+    require_positive(temperature=spec)
+    return number
   if spec.get('name') in _OF_STEP:
     schedule = _of_step('temperature', spec, clock)
     with prefix('temperature'):
@@ -298,12 +300,14 @@ def _of_similarity(path: str, spec: Mapping[str, Any], clock: Mapping[str, float
     temperature = function(**values(params, step))
     return with_gradient(temperature) if gradient else temperature
 
-  # The functions check their own arguments: it is enough to call them along the training.
+  # The functions check their own arguments: it is enough to call them along the training, and with a learned argument
+  # at the ends of its range.
   durations = [v.get('epochs', v.get('period')) or 0 for v in arguments.values() if is_mapping(v)]
   last = max([clock['total_steps'], *(clock['steps_per_epoch'] * duration for duration in durations)])
   with prefix(path):
     for step in np.linspace(0, last, 33) if durations else [0]:
-      function(**values(init(), step))
+      for end in (0, math.inf, -math.inf) if init() else [0]:
+        function(**values(jax.tree.map(lambda x, end=end: x + end, init()), step))
   return Schedule(init, at)
 
 
@@ -391,7 +395,7 @@ def _suggest(name: Any, known: Collection[str]) -> str:
 
 
 def _show(value: Any) -> str:
-  return f'{float(value):g}' if isinstance(value, jax.Array | np.number) else repr(value)
+  return f'{float(value):g}' if isinstance(value, jax.Array | np.number) and np.ndim(value) == 0 else repr(value)
 
 
 def _ordered(low: Any, high: Any, names: tuple[str, str] = ('tau_min', 'tau_max')) -> None:

@@ -244,6 +244,10 @@ class ConfigTest(chex.TestCase):
       'tau_min = -0.1 is out of range: give a finite number above 0',
     ),
     (dict(name='cosine_schedule', tau_min=1.0, tau_max=0.1, period=2), 'tau_min = 1.0 is out of range: tau_max is 0.1'),
+    (
+      dict(name='cosine', tau_min=0.1, tau_max=dict(name='learnable', tau=0.2)),
+      'tau_min = 0.1 is out of range: tau_max is 0.01, so give tau_min <= tau_max',  # once it is learned
+    ),
     (dict(name='learnable', tau=2.0), 'tau = 2.0 is out of range: tau_max is 1.0, so give tau <= tau_max'),
     (
       dict(name='cosine', tau_min=dict(name='linear_schedule', start=0.1, end=0.3, epochs=5), tau_max=0.2),
@@ -263,6 +267,10 @@ class ConfigTest(chex.TestCase):
       temperature.from_config(spec)
     self.assertStartsWith(str(caught.exception), f'temperature.{message}')
     self.assertNotIn('\n', str(caught.exception))
+
+  def test_a_number_is_checked(self):
+    with self.assertRaisesRegex(ValueError, '^temperature = -0.2 is out of range: give a finite number above 0$'):
+      temperature.from_config(-0.2)
 
   def test_direct_calls_check_too(self):
     for call, message in (

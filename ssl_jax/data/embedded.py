@@ -3,8 +3,9 @@
 An image's class is its shape. Position, size, rotation, colours, contrast sign, texture and clutter are drawn
 independently of it, so that raw pixels say little about the class and an encoder has to learn invariance to see it.
 
-The same seed gives the same bytes on any machine: numbers come from Philox's raw 64-bit stream, which NumPy keeps stable,
-and only operations that IEEE 754 rounds correctly (+ − × ÷ √, min, max, floor) follow, one at a time, without reductions.
+The same seed gives the same bytes on any machine: numbers come from Philox's raw 64-bit stream, which NumPy keeps
+stable, and only operations that IEEE 754 rounds correctly (+ − × ÷ √, min, max, floor) follow, one at a time, without
+reductions.
 """
 
 import numpy as np
@@ -19,7 +20,7 @@ STROKES = 2
 _COSINE = np.round(np.cos(np.arange(360) * (np.pi / 180)), 9).astype(np.float32)
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 _PARAMETERS = 128  # 64-bit numbers an image for its parameters, and 128 more for a byte of noise at each pixel
-_CHUNK = 50 * len(CLASSES)
+_CHUNK = 50 * len(CLASSES)  # images drawn at once: whole rounds of the classes
 
 
 def generate(split: str, seed: int = 0, size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -29,6 +30,8 @@ def generate(split: str, seed: int = 0, size: int | None = None) -> tuple[np.nda
   size = SIZES[split] if size is None else size
   if size < 0:
     raise ValueError(f'size={size} is not a number of images: use 0 or more')
+  if seed < 0:
+    raise ValueError(f'seed={seed} cannot key the stream: use 0 or more')
   stream = np.random.Philox(key=np.array([seed, list(SIZES).index(split)], np.uint64))
   images = [_draw(stream, min(_CHUNK, size - start)) for start in range(0, size, _CHUNK)]
   images = np.concatenate([np.zeros((0, SIDE, SIDE, 3), np.uint8), *images])
@@ -43,7 +46,7 @@ def _draw(stream, n):
   y, x = np.meshgrid(*[np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2] * 2, indexing='ij')  # pixels, centred
   x, y = x[None], y[None]
 
-  # Background and foreground differ in lightness by at least `contrast`, either one may be the lighter.
+  # Background and foreground differ in lightness by `contrast`; either may be the lighter. Clutter lies between.
   dark, contrast, swap = draw(0.12, 0.42), draw(0.3, 0.46), draw() < 0.5
   light = dark + contrast
   lightness = dark + contrast * draw()
@@ -58,7 +61,7 @@ def _draw(stream, n):
     stroke = _box(cosine * a + sine * b, cosine * b - sine * a, draw(2, 6), draw(0.3, 0.7))
     behind = _blend(behind, _tint(draw, lightness + draw(-0.2, 0.2)), _coverage(stroke))
 
-  # The shape in its own frame: the unit disc contains it.
+  # The shape in its own frame, where its radius is about 1.
   radius, (cosine, sine) = draw(8.5, 12.5), draw.direction()
   slack = SIDE / 2 - radius
   u, v = x - slack * draw(-1, 1), y - slack * draw(-1, 1)
@@ -68,7 +71,6 @@ def _draw(stream, n):
     rows = slice(label, None, len(CLASSES))
     distance[rows] = _SHAPES[name](u[rows], v[rows])
   image = _blend(behind, front, _coverage(distance * radius))
-
   return np.floor(np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
@@ -127,11 +129,11 @@ def _box(x, y, half_width, half_height):
 
 
 def _heart(x, y):
-  diamond = (np.abs(x) + np.abs(y - 0.0) - 0.9) * np.float32(0.7071)
+  diamond = (np.abs(x) + np.abs(y) - 0.9) * np.float32(0.7071)
   return np.minimum(diamond, _disc(np.abs(x) - 0.43, y + 0.43, 0.57))
 
 
-# Signed distances (negative inside, unit slope near the outline), y downwards, within the unit disc.
+# Signed distances (negative inside, unit slope near the outline), y downwards, of a radius of about 1 (tips reach 1.2).
 _SHAPES = {
   'disc': lambda x, y: _disc(x, y, 0.85),
   'ring': lambda x, y: np.abs(_disc(x, y, 0.72)) - 0.2,

@@ -13,11 +13,10 @@ from ml_collections import ConfigDict
 from ssl_jax import checkpoint, records
 from ssl_jax.config import flatten
 from ssl_jax.data import contact_sheet
-from ssl_jax.evals import check, features, judge, knn
+from ssl_jax.evals import check, features, finetune, judge, knn, linear
 from ssl_jax.run import Run, _augments, prepare
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, make_views
-
 
 # What an .npz file of features holds.
 KEYS = ('train_features', 'train_labels', 'test_features', 'test_labels')
@@ -70,7 +69,7 @@ class Evaluator:
     return self.knn(self.run.devices.replicate(state)) | raw
 
   def all_features(self, state: State, folder: pathlib.Path) -> tuple[dict[str, judge.Space], judge.Labels]:
-    """Both layers' features of all images and of views of some test images, kept in `folder`; the state is on the host."""
+    """Both layers' features of all images and of views of some test images, kept in `folder`; the state is a host's."""
     config, devices = self.run.config, self.run.devices
     settings = {k: v for k, v in flatten(config).items() if k.split('.')[0] in FEATURES and k != 'data.path'}
     settings |= {'views': config.eval.views, 'viewed': config.eval.view_images, 'seed': config.seed}
@@ -97,16 +96,14 @@ class Evaluator:
 
     arrays = features.cached(folder, features.digest(settings, weights, self.run.train, self.run.test), compute)
     spaces = {
-      layer: judge.Space(
-        arrays[f'train_{layer}'], arrays[f'test_{layer}'], np.moveaxis(arrays[f'views_{layer}'], 1, 0)
-      )
+      layer: judge.Space(arrays[f'train_{layer}'], arrays[f'test_{layer}'], np.moveaxis(arrays[f'views_{layer}'], 1, 0))
       for layer in ('backbone', 'projector')
     }
     labels = (arrays[f'{name}_labels'] for name in ('train', 'test', 'views'))
     return spaces, judge.Labels(*labels, self.run.train.class_names)
 
   def neighbours(self, bank, queries, labels, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
-    """A test image of each of the first classes, then its nearest training images: images [r, 1 + k, ...] and classes."""
+    """A test image of each of the first classes, then its nearest training images: [r, 1 + k, ...] and classes."""
     chosen = np.array([np.flatnonzero(labels == c)[0] for c in np.unique(labels)[:rows]])
     nearest, _ = knn.neighbours(bank, queries[chosen], min(per_row, len(bank)))
     size = self.run.config.data.image_size
@@ -134,7 +131,7 @@ class Evaluator:
 def evaluate(config: ConfigDict, workdir: str) -> dict:
   """Judges a workdir's newest checkpoint: evaluation.json has the numbers, evaluation.npz what the figures need."""
   if config.eval.file:
-    return evaluate_features(config.eval.file, workdir, config.eval, seed=config.seed)
+    return evaluate_features(config.eval.file, workdir, config.eval)
   checkpoint.read_config(workdir)
   run = prepare(config)
   evaluator = Evaluator(run)
@@ -147,16 +144,30 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
   spaces, labels = evaluator.all_features(state, workdir / 'features')
   tau = run.method.temperature.at(state.params.get('temperature', {}), state.step)
   tau = tau if tau is None or callable(tau) else float(tau)
-  numbers, arrays = judge.judge(spaces, labels, config.eval, temperature=tau, seed=config.seed)
+  numbers, arrays = judge.judge(spaces, labels, config.eval, temperature=tau)
   judged = spaces[config.eval.features]
   arrays |= evaluator.neighbours(judged.train, judged.test, labels.test)
+  if config.eval.finetune:
+    numbers |= _finetune(run, state)
   results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, **numbers}
   _write(workdir, results, arrays, f'step {results["step"]}')
   return results
 
 
-def evaluate_features(path: str, workdir: str, settings: Mapping, *, seed: int = 0) -> dict:
-  """Judges features of any encoder: an .npz file with train_features [n, d], train_labels [n], test_features, test_labels.
+def _finetune(run: Run, state: State) -> dict:
+  """What config.eval.finetune asks for: {'finetune': percent, ...}"""
+  choice = run.config.eval
+  if choice.finetune == 'linear':
+    protocol = linear.PROTOCOLS.get(choice.linear, linear.PROTOCOLS['supervised_cifar'])
+    found = finetune.finetune(run, state, protocol=protocol, frozen=True, seeds=choice.seeds)
+  else:
+    found = finetune.finetune(run, state, labels=choice.finetune, seeds=choice.seeds)
+  what = 'linear with augmentation' if found['frozen'] else f'fine-tuned, labels: {found["labels"]}'
+  return {'finetune': found['top1'], 'finetune_std': found['top1_std'], 'finetune_protocol': what}
+
+
+def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:
+  """Judges features of any encoder, an .npz file with `KEYS`: features [n, d] and labels [n] of both splits.
 
   The results go to a workdir that holds no run.
   """
@@ -173,7 +184,7 @@ def evaluate_features(path: str, workdir: str, settings: Mapping, *, seed: int =
   workdir = checkpoint.writable(workdir)
   name = settings['features']
   labels = judge.Labels(train_labels, test_labels)
-  numbers, arrays = judge.judge({name: judge.Space(train, test)}, labels, settings, seed=seed)
+  numbers, arrays = judge.judge({name: judge.Space(train, test)}, labels, settings)
   results = {'file': file.name, **numbers}
   _write(workdir, results, arrays, file.name)
   return results
@@ -187,7 +198,9 @@ def _write(workdir: pathlib.Path, results: dict, arrays: dict[str, np.ndarray], 
     np.savez_compressed(stream, **arrays)
   part.replace(workdir / 'evaluation.npz')
   checkpoint.write_text(workdir / 'evaluation.json', json.dumps(results, indent=2, allow_nan=False) + '\n')
-  accuracies = {k: v for k, v in results.items() if k.startswith(('knn', 'linear')) and not isinstance(v, str)}
+  accuracies = {
+    k: v for k, v in results.items() if k.startswith(('knn', 'linear', 'finetune')) and isinstance(v, float)
+  }
   print(records.sentence(when, accuracies))
 
 

@@ -43,7 +43,7 @@ class Labels:
     return dataclasses.replace(self, train=train, test=test, names=names)
 
 
-def accuracies(space: Space, labels: Labels, settings: Mapping, seed: int) -> tuple[dict, dict]:
+def accuracies(space: Space, labels: Labels, settings: Mapping) -> tuple[dict, dict]:
   """kNN for each k and the linear classifier.  -> {'knn200': percent, ...}, {'knn200': the predicted classes, ...}"""
   numbers, predictions = {}, {}
   topk = (1, 5) if len(np.unique(labels.train)) > 5 else (1,)
@@ -57,10 +57,10 @@ def accuracies(space: Space, labels: Labels, settings: Mapping, seed: int) -> tu
   if name := settings['linear']:
     data = (space.train, labels.train, space.test, labels.test)
     if name in linear.PROTOCOLS:
-      found = linear.probe(*data, name, seeds=(seed,))
+      found = linear.probe(*data, name, seeds=settings['seeds'])
     else:
       found = {'logistic': linear.logistic, 'ridge': linear.ridge}[name](*data)
-    numbers['linear'] = found.report['top1']
+    numbers |= {'linear': found.report['top1'], 'linear_std': found.report['top1_std']}
     if 5 in topk:
       numbers['linear_top5'] = found.report['top5']
     predictions['linear'] = found.predictions[0]
@@ -82,12 +82,12 @@ def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dic
     accuracy = metrics.per_class_accuracy(matrix)
     table[name] = [None if np.isnan(x) else float(x) for x in accuracy]
     wrong = matrix * (1 - np.eye(classes, dtype=matrix.dtype))
-    table[f'{name}_mistaken_for'] = [
-      labels.names[row.argmax()] if row.any() else None for row in wrong
-    ]
+    table[f'{name}_mistaken_for'] = [labels.names[row.argmax()] if row.any() else None for row in wrong]
     confused[f'confusion_{name}'] = matrix
     present = train > 0
-    if train[present].max() >= 2 * train[present].min() and present.sum() >= 3 and not np.isnan(accuracy[present]).any():
+    if (
+      train[present].max() >= 2 * train[present].min() and present.sum() >= 3 and not np.isnan(accuracy[present]).any()
+    ):
       thirds |= {f'{name}_{k}': v for k, v in metrics.head_middle_tail(accuracy[present], train[present]).items()}
   return {'classes': table, **thirds}, confused
 
@@ -160,14 +160,13 @@ def judge(
   settings: Mapping,
   *,
   temperature: Temperature | None = None,
-  seed: int = 0,
 ) -> tuple[dict, dict[str, np.ndarray]]:
   """Everything that one checkpoint's features say.
 
   Args:
     spaces: by layer; accuracies are of the one that settings['features'] names, the similarities that the loss would
       see are of 'projector' where there is one.
-    settings: 'features', 'k', 'vote', 'temperature' (of the vote) and 'linear' of the config's `eval` section.
+    settings: 'features', 'k', 'vote', 'temperature' (of the vote), 'linear' and 'seeds' of the config's `eval`.
     temperature: of the loss, a number or a function of the similarity.
 
   Returns:
@@ -175,7 +174,7 @@ def judge(
   """
   judged = spaces[settings['features']]
   labels = labels.checked(len(judged.train), len(judged.test))
-  numbers, predictions = accuracies(judged, labels, settings, seed)
+  numbers, predictions = accuracies(judged, labels, settings)
   detail, arrays = by_class(predictions, labels)
   compared = spaces.get('projector', judged)
   counts = {'train': len(judged.train), 'test': len(judged.test)}

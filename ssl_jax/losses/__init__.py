@@ -104,7 +104,7 @@ _WHY_NO_TEMPERATURE = {
 _GIVEN = ('pos', 'neg', 'temperature', 'where', 'axis_name')
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Loss:
   """A loss of similarities with its parameters: `loss(pos, neg, where, temperature, axis_name=...) -> [Q]`.
 
@@ -165,7 +165,7 @@ def from_config(spec: Mapping[str, Any]) -> Loss:
   return loss
 
 
-def check(loss: Mapping[str, Any], temperature: Mapping[str, Any] | None) -> None:
+def check(loss: Mapping[str, Any], temperature: Mapping[str, Any] | float | None) -> None:
   """Refuses a loss or a temperature that `from_config` refuses, and two that do not go together, with the reason.
 
   >>> check(dict(name='info_nce'), dict(name='cosine', tau_min=0.07, tau_max=0.2))
@@ -175,7 +175,8 @@ def check(loss: Mapping[str, Any], temperature: Mapping[str, Any] | None) -> Non
   if temperature is not None:
     temperatures.from_config(temperature)
     if not built.takes_temperature:
+      value = dict(temperature) if temperatures.is_mapping(temperature) else temperature
       reason = _WHY_NO_TEMPERATURE[built.name]
-      raise ValueError(f'temperature = {dict(temperature)!r}: {built.name!r} takes none, {reason}: set it to None')
+      raise ValueError(f'temperature = {value!r}: {built.name!r} takes none, {reason}: set it to None')
   elif built.takes_temperature:
     raise ValueError(f"temperature = None: {built.name!r} needs one: set it to dict(name='constant', tau=0.2)")

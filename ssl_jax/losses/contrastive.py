@@ -50,8 +50,8 @@ def _loss(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     chex.assert_equal_shape([neg, where])
     if not isinstance(where, jax.core.Tracer) and not (some := np.asarray(where).any(axis=1)).all():
       raise ValueError(f'where = False for all of query {some.argmin()}: leave out the query or give it a negative')
-    values = function(pos, neg, *args, where=where, **kwargs)
-    return jnp.where(where.any(axis=1), values, 0)
+    where = jnp.asarray(where, bool)
+    return jnp.where(where.any(axis=1), function(pos, neg, *args, where=where, **kwargs), 0)
 
   return loss
 
@@ -367,7 +367,7 @@ def penalty_entropy(neg: jax.Array, temperature: Temperature, where: jax.Array |
 def _log_penalties(neg, temperature, where):
   chex.assert_rank(neg, 2)
   neg = pairs.to_float32(neg)
-  where = jnp.ones(neg.shape, bool) if where is None else where
+  where = jnp.ones(neg.shape, bool) if where is None else jnp.asarray(where, bool)
   return jax.nn.log_softmax(_masked(scale(neg, temperature), where), axis=1)
 
 

@@ -66,7 +66,7 @@ def vicreg(
 
 
 def w_mse(z1: jax.Array, z2: jax.Array, *, eps: float = 0.0, axis_name: str | None = None) -> jax.Array:
-  """E[2 - 2 cos(W z, W' z')], each view whitened over the batch (W-MSE, Ermolov et al. 2021, Eq. 2-5).  [B, D] ×2 -> []
+  """E[2 - 2 cos(W z, W' z')], each view whitened over the batch (W-MSE, Ermolov et al. 2021).  [B, D] ×2 -> []
 
   W = L⁻¹ with L Lᵀ = (1 - eps) Σ + eps I, Σ the covariance of the view. The gradient flows through W. An eps of 0, the
   paper's, needs more than D examples.

@@ -12,18 +12,21 @@ import jax.numpy as jnp
 
 from ssl_jax import pairs
 from ssl_jax.methods.momentum import Momentum
-from ssl_jax.methods.protocol import Inputs, Outputs, mean_temperature
+from ssl_jax.methods.protocol import Inputs, Outputs, gather, mean_temperature
 
 
-def new_queue(key: jax.Array, shape: tuple[int, ...]) -> dict[str, jax.Array]:
-  """Random unit vectors [..., M, D], and the place where the next keys go."""
-  return {'queue': pairs.normalize(jax.random.normal(key, shape)), 'pointer': jnp.zeros((), jnp.int32)}
+def new_queue(key: jax.Array, shape: tuple[int, ...], batch_size: int) -> dict[str, jax.Array]:
+  """Random unit vectors [..., M, D], where the next keys go, and those keys [..., B, D]."""
+  queue = pairs.normalize(jax.random.normal(key, shape))
+  return {'queue': queue, 'pointer': jnp.zeros((), jnp.int32), 'keys': queue[..., :batch_size, :]}
 
 
-def enqueue(extra: dict, keys: jax.Array, axis_name: str | None) -> dict[str, jax.Array]:
-  """The queue with the keys [..., b, D] of all devices in place of its oldest; the same on each device."""
-  keys = keys if axis_name is None else jax.lax.all_gather(keys, axis_name, axis=keys.ndim - 2, tiled=True)
-  queue, pointer = extra['queue'], extra['pointer']
+def enqueue(extra: dict) -> dict[str, jax.Array]:
+  """The queue with the keys of the step before in place of its oldest.
+
+  They enter at the start of a step. At the end of theirs the gradient still reads the queue, and XLA would copy it.
+  """
+  queue, pointer, keys = extra['queue'], extra['pointer'], extra['keys']
   queue = jax.lax.dynamic_update_slice_in_dim(queue, keys, pointer, axis=queue.ndim - 2)
   return {'queue': queue, 'pointer': (pointer + keys.shape[-2]) % queue.shape[-2]}
 
@@ -54,10 +57,10 @@ class MoCo(Momentum):
   def init(self, key, images):
     params, batch_stats, extra = super().init(key, images)
     shape = (self.queue, self.width(params, batch_stats, images))
-    return params, batch_stats, {**extra, **new_queue(jax.random.fold_in(key, 1), shape)}
+    return params, batch_stats, {**extra, **new_queue(jax.random.fold_in(key, 1), shape, self.plan.batch_size)}
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
-    slow = self.follow(params, extra, inputs)
+    slow, queue = self.follow(params, extra, inputs), enqueue(extra)
     large, tau = len(inputs.large), self.tau(params, inputs)
     first = 0 if self.symmetric else 1  # of the views that are keys
     keys = [pairs.normalize(key) for key in self.targets(slow, batch_stats, inputs.views[first:large])]
@@ -70,14 +73,14 @@ class MoCo(Momentum):
         pairs.with_queue(
           pairs.normalize(query),
           jnp.stack([key for v, key in enumerate(keys, start=first) if v != own or own >= large], axis=1),
-          extra['queue'],
+          queue['queue'],
           in_batch=self.intra_batch,
           axis_name=self.axis_name,
           similarity='dot',
         )
       )
     values = [jnp.mean(self.contrast(*pair, tau, axis_name=self.axis_name)) for pair in found]
-    extra = {**extra, 'momentum': slow, **enqueue(extra, keys[-1], self.axis_name)}
+    extra = {**extra, 'momentum': slow, **queue, 'keys': gather(keys[-1], self.axis_name)}
     pos = found[0].pos
     return sum(values) / len(values), Outputs(stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})
 

@@ -126,9 +126,9 @@ class Method:
     return self.temperature.at(params['temperature'], inputs.step)
 
 
-def gather(x: jax.Array, axis_name: str | None) -> jax.Array:
+def gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
   """The examples of all devices, in the order of the global batch.  [b, ...] -> [B, ...]"""
-  return x if axis_name is None else jax.lax.all_gather(x, axis_name, tiled=True)
+  return x if axis_name is None else jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
 
 def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:

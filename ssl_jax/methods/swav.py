@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ssl_jax import losses, pairs
 from ssl_jax.methods.distillation import directions
 from ssl_jax.methods.moco import check_queue, enqueue, new_queue
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, gather
 from ssl_jax.temperature import prefix, require, require_positive
 
 
@@ -43,11 +43,12 @@ class SwAV(Method):
     params, batch_stats, extra = super().init(key, images)
     if self.queue:
       shape = (self.plan.views, self.queue, self.width(params, batch_stats, images))
-      extra = {**extra, **new_queue(jax.random.fold_in(key, 1), shape)}
+      extra = {**extra, **new_queue(jax.random.fold_in(key, 1), shape, self.plan.batch_size)}
     return params, batch_stats, extra
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
     tau, network = self.tau(params, inputs), params['network']
+    extra = {**extra, **enqueue(extra)} if self.queue else extra
     prototypes = frozen(network['predictor'], self.freeze_epochs * self.plan.steps_per_epoch, inputs.step)
     outputs, batch_stats = self.encode({**network, 'predictor': prototypes}, batch_stats, inputs.views)
     large = range(len(inputs.large))
@@ -56,7 +57,7 @@ class SwAV(Method):
     values = [jnp.mean(self.contrast(outputs[v]['predictor'], codes[w], tau)) for v, w in both]
     if self.queue:
       new = jnp.stack([pairs.normalize(jax.lax.stop_gradient(outputs[v]['projector'])) for v in large])
-      extra = {**extra, **enqueue(extra, new, self.axis_name)}
+      extra = {**extra, 'keys': gather(new, self.axis_name, axis=1)}
     return sum(values) / len(values), Outputs(batch_stats, extra, {})
 
   def _code(self, scores, prototypes, extra, view, step):

@@ -1,0 +1,234 @@
+"""Encoders trained on labels: wholly (fine-tuning), or a linear classifier on the frozen encoder, with augmentation.
+
+Both see random crops and flips of the training images. All labels, a share of them, or a few a class.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from ml_collections import ConfigDict
+
+from ssl_jax.data import pipeline
+from ssl_jax.evals import check, features, linear
+from ssl_jax.evals.metrics import mean_and_spread
+from ssl_jax.parallel import AXIS
+from ssl_jax.run import Run, _augments
+from ssl_jax.state import State
+from ssl_jax.step import example_keys
+
+# dystress A.2, for several classes; momentum 0.9 and no decay are our choice. Class weights come with it.
+FULL = linear.Protocol('dystress A.2', 'sgd', 0.1, 128, 50, (30, 40), 0.1)
+
+# Which labels of the training images are used: all, a share of each class, or so many of each class.
+LABELS = {'all': None, '10%': 0.1, '1%': 0.01, '5-shot': 5}
+NOT_GEOMETRIC = ('jitter', 'grey', 'blur', 'solarize', 'cutout', 'rotation', 'noise')
+
+
+def chosen_labels(labels: np.ndarray, which: str, seed: int) -> np.ndarray:
+  """The positions of the training images whose labels are used, drawn anew for each seed.  [n] -> [m], sorted"""
+  if which not in LABELS:
+    raise ValueError(f'labels: {which!r}, expected one of {", ".join(LABELS)}')
+  amount = LABELS[which]
+  if amount is None:
+    return np.arange(len(labels))
+  rng = np.random.default_rng(seed)
+  chosen = []
+  for c in np.unique(labels):
+    own = rng.permutation(np.flatnonzero(labels == c))
+    if isinstance(amount, int) and len(own) < amount:
+      raise ValueError(f'labels: {which!r}, but class {c} has {len(own)} training images; use a share, such as 10%')
+    chosen.append(own[: amount if isinstance(amount, int) else max(1, round(amount * len(own)))])
+  return np.sort(np.concatenate(chosen))
+
+
+def class_weights(labels: np.ndarray, classes: int) -> np.ndarray:
+  """n / (classes that occur · n_c): classes weigh the same, the mean weight of an example is 1.  [n] -> [classes]"""
+  counts = np.bincount(labels, minlength=classes)
+  return np.where(counts > 0, len(labels) / (np.maximum(counts, 1) * np.sum(counts > 0)), 0).astype(np.float32)
+
+
+def _crops_and_flips(config: ConfigDict):
+  """(augmentation of training images without changes of colour, normalisation of test images)"""
+  plain = ConfigDict(config.to_dict())
+  plain.augment.update({name: 0.0 for name in NOT_GEOMETRIC})
+  plain.augment_other = {}
+  augments, normalize, *_ = _augments(plain, on_device=True)
+  return augments[0], normalize
+
+
+@dataclasses.dataclass(frozen=True)
+class _Classifier:
+  """The pure functions of a linear classifier on an encoder."""
+
+  run: Run
+  frozen: bool
+  centre: np.ndarray  # [d], taken from the features, which are then divided by `scale`
+  scale: np.float32
+
+  def logits(self, params, stats, images, train: bool):
+    """[b, H, W, 3] -> [b, classes] and the new running statistics"""
+    encoder, variables = self.run.method.network.encoder, {'params': params['encoder'], 'batch_stats': stats}
+    if train and not self.frozen:
+      x, changed = encoder.apply(variables, images, train=True, mutable=['batch_stats'])
+      stats = changed.get('batch_stats', {})
+    else:
+      x = encoder.apply(variables, images, train=False)
+    x = (x.astype(jnp.float32) - self.centre[None, :]) / self.scale
+    if self.frozen:
+      x = lax.stop_gradient(x)
+    return jnp.matmul(x, params['head']['kernel'], precision=lax.Precision.HIGHEST) + params['head']['bias'][
+      None
+    ], stats
+
+  def trained(self, params):
+    return {'head': params['head']} if self.frozen else params
+
+  def update(self, direction, augment, weights, seed):
+    """(state, rate, images, labels, positions) -> state, over this device's part of the batch."""
+
+    def update(state, rate, images, labels, positions):
+      keys = example_keys(seed, state['step'], positions)
+      images = jax.vmap(augment)(keys, images)
+
+      def loss(trained):
+        logits, stats = self.logits({**state['params'], **trained}, state['stats'], images, train=True)
+        weight = weights[labels]
+        own = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
+        return -jnp.sum(weight * own) / lax.pmean(jnp.sum(weight), AXIS), stats
+
+      trained = self.trained(state['params'])
+      (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(trained)
+      with jax.numpy_dtype_promotion('standard'):  # optax's Adam raises a float to the power of an integer step
+        updates, opt = direction.update(lax.pmean(grads, AXIS), state['opt'], trained)
+      trained = jax.tree.map(lambda p, u: p - rate * u, trained, updates)
+      changed = dict(params={**state['params'], **trained}, stats=stats, opt=opt, step=state['step'] + 1)
+      return changed, lax.pmean(value, AXIS)
+
+    return update
+
+
+def _moments(run: Run, state: State, source, normalize, scale: str) -> tuple[np.ndarray, np.float32]:
+  """The mean feature of the training images, and the number to divide by (see `linear`)."""
+  config, devices = run.config, run.devices
+  apply = features.extractor(run.method, normalize, devices)
+  weights = devices.replicate(state.evaluated)
+  sizes = dict(size=config.data.image_size, batch_size=config.eval.batch_size)
+  x = np.asarray(features.extract(apply, devices, *weights, source, **sizes)[0]['backbone'], np.float64)
+  centre = x.mean(axis=0)
+  square = np.square(x - centre).sum(axis=1).mean() / (x.shape[1] if scale == 'coordinate' else 1)
+  return centre.astype(np.float32), np.float32(max(np.sqrt(square), 1e-12))
+
+
+def finetune(
+  run: Run,
+  state: State,
+  *,
+  labels: str = 'all',
+  protocol: linear.Protocol = FULL,
+  frozen: bool = False,
+  seeds: Sequence[int] = (0,),
+) -> dict:
+  """Trains a classifier on a run's encoder end to end and tests it; the state is on the host.
+
+  Args:
+    labels: which of `LABELS`.
+    protocol: optimiser, rate, batch, epochs; `linear.PROTOCOLS` has those of linear classifiers.
+    frozen: train the linear classifier alone, on features that are centred and scaled as in `linear`, with no class
+      weights; else the encoder too, with class weights.
+    seeds: of the chosen labels, the first classifier, the order and the augmentation.
+
+  Returns:
+    'top1' and 'top5' in percent (means over seeds), 'top1_std', 'top1_seeds', and the settings; ready for JSON.
+  """
+  if not len(seeds) or min(seeds) < 0:
+    raise ValueError(f'seeds: {seeds}, expected at least one, each 0 or more')
+  config = run.config
+  known = check.labels('training labels', run.train.labels, len(run.train))
+  asked = check.labels('test labels', run.test.labels, len(run.test))
+  check.seen('test labels', asked, 'training labels', known)
+  found = [_one_seed(run, state, known, labels, protocol, frozen, int(seed)) for seed in seeds]
+  top1, top5 = ([100 * float(before.mean()) for before in hits] for hits in zip(*found, strict=True))
+  mean, std = mean_and_spread(top1)
+  images = len(chosen_labels(known, labels, int(seeds[0])))
+  settings = {'labels': labels, 'frozen': frozen, 'seeds': [int(seed) for seed in seeds], 'images': images}
+  settings |= {'classes': int(known.max()) + 1, 'encoder': config.model.name, **dataclasses.asdict(protocol)}
+  return {'top1': mean, 'top1_std': std, 'top1_seeds': top1, 'top5': mean_and_spread(top5)[0], **settings}
+
+
+def _one_seed(run: Run, state: State, known, which, protocol, frozen, seed) -> tuple[np.ndarray, np.ndarray]:
+  """Whether each test image's class is the first, and among the first five.  -> bool [m], bool [m]"""
+  config, devices = run.config, run.devices
+  chosen = chosen_labels(known, which, seed)
+  classes = int(known.max()) + 1
+  model, fitted = _fit(run, state, run.train.subset(chosen), known[chosen], classes, protocol, frozen, seed)
+  _, normalize = _crops_and_flips(config)
+
+  def predict(params, stats, images, positions):
+    del positions
+    return {'logits': model.logits(params, stats, jax.vmap(normalize)(images), train=False)[0]}
+
+  predict = devices.map(predict, replicated=2, sharded=2, out='sharded')
+  sizes = dict(size=config.data.image_size, batch_size=config.eval.batch_size)
+  found, asked = features.extract(predict, devices, fitted['params'], fitted['stats'], run.test, **sizes)
+  logits = found['logits']
+  own = np.take_along_axis(logits, asked[:, None], axis=1)
+  lower = np.arange(classes)[None, :] < asked[:, None]
+  before = ((logits > own) | ((logits == own) & lower)).sum(axis=1)
+  return before < 1, before < 5
+
+
+def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed) -> tuple[_Classifier, dict]:
+  """The classifier, and its parameters and running statistics on the devices."""
+  config, devices = run.config, run.devices
+  augment, normalize = _crops_and_flips(config)
+  evaluated, statistics = state.evaluated
+  encoder, stats = evaluated['network']['encoder'], statistics.get('encoder', {})
+  width = _width(run, encoder, stats)
+  plain = np.zeros(width, np.float32), np.float32(1)
+  model = _Classifier(run, frozen, *(_moments(run, state, source, normalize, protocol.scale) if frozen else plain))
+  head = {'kernel': linear._initial([seed], width, classes)[0], 'bias': np.zeros(classes, np.float32)}
+  params = {'encoder': encoder, 'head': head}
+  direction = linear._direction(protocol)
+  if frozen:  # LARS tells the kernel from the bias by their names
+    direction = _on_head(direction)
+  weights = jnp.ones(classes) if frozen else jnp.asarray(class_weights(labels, classes))
+  update = devices.map(model.update(direction, augment, weights, seed), replicated=2, sharded=3, donate=(0,))
+  opt = jax.device_get(direction.init(model.trained(params)))
+  fitted = devices.replicate(dict(params=params, stats=stats, opt=opt, step=np.int32(0)))
+  count = len(devices.devices)
+  batch = min(protocol.batch, len(source)) // count * count
+  if not batch:
+    raise ValueError(f'labels: only {len(source)} images for {count} devices; use fewer devices or more labels')
+  lowered = batch / protocol.batch if protocol.optimiser == 'sgd' else 1.0  # the linear rule
+  for epoch, factor in enumerate(linear._rates(protocol)):
+    rate = devices.replicate(np.float32(protocol.learning_rate * factor * lowered))
+    order = pipeline.order(seed, epoch, len(source))
+    for rows in order[: len(order) // batch * batch].reshape(-1, batch):
+      rows = np.split(rows, jax.process_count())[jax.process_index()]
+      images, places = features.squares(source, rows, config.data.image_size)
+      parts = devices.shard((images, labels[places], places.astype(np.int32)))
+      fitted, _ = update(fitted, rate, *parts)
+  return model, fitted
+
+
+def _width(run: Run, encoder, stats) -> int:
+  """Of the encoder's features."""
+  size = run.config.data.image_size
+  images = jnp.zeros((1, size, size, 3), jnp.float32)
+  apply = lambda: run.method.network.encoder.apply({'params': encoder, 'batch_stats': stats}, images, train=False)
+  return jax.eval_shape(apply).shape[1]
+
+
+def _on_head(direction: optax.GradientTransformation) -> optax.GradientTransformation:
+  """The same of {'head': params}."""
+
+  def update(grads, state, params):
+    updates, state = direction.update(grads['head'], state, params['head'])
+    return {'head': updates}, state
+
+  return optax.GradientTransformation(lambda params: direction.init(params['head']), update)

@@ -1,0 +1,301 @@
+"""Every picture of a report, from plain arrays. Colours are Okabe and Ito's, which colour-blind readers can tell apart.
+
+A figure's text and lines are drawn in `INK`, a colour of its own, so that a page can put its text colour in its place
+and the same figure reads on light and on dark paper. matplotlib is imported when the first figure is drawn.
+"""
+
+import base64
+import contextlib
+import io
+import math
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from PIL import Image
+
+INK = '#101418'
+COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#999999')
+MARKS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
+STYLE = {
+  'axes.axisbelow': True,
+  'axes.edgecolor': INK,
+  'axes.labelcolor': INK,
+  'axes.spines.right': False,
+  'axes.spines.top': False,
+  'axes.grid': True,
+  'figure.facecolor': 'none',
+  'axes.facecolor': 'none',
+  'font.size': 10,
+  'grid.alpha': 0.18,
+  'grid.color': INK,
+  'legend.frameon': False,
+  'legend.fontsize': 9,
+  'lines.linewidth': 1.8,
+  'savefig.facecolor': 'none',
+  'svg.fonttype': 'none',
+  'svg.hashsalt': 'ssl_jax',
+  'text.color': INK,
+  'xtick.color': INK,
+  'ytick.color': INK,
+}
+
+
+@contextlib.contextmanager
+def style():
+  """Also a decorator: `@style()`."""
+  try:
+    import matplotlib
+  except ImportError:
+    raise ValueError("figures need matplotlib, which is not installed: pip install 'ssl_jax[plots]'") from None
+  with matplotlib.rc_context(STYLE):
+    yield
+
+
+def _short(name: str) -> str:
+  """A name that leaves a figure its room."""
+  return name if len(name) <= 24 else name[:23] + '…'
+
+
+def _figure(width=4.9, height=3.2, rows=1, columns=1, **axes):
+  """(figure, axes), without pyplot and its global state."""
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(width, height), layout='constrained')
+  return figure, figure.subplots(rows, columns, **axes)
+
+
+# Of a training run
+
+
+CURVES = {'loss': 'loss', 'rate': 'learning rate', 'tau': 'temperature τ', 'positive': 'similarity of positives'}
+
+
+@style()
+def training(rows: Sequence[Mapping[str, float]]) -> dict:
+  """{name: figure} over the epochs: loss, learning rate, temperature, the positives' similarity, kNN on the way."""
+  accuracies = sorted({k for row in rows for k in row if re.fullmatch(r'knn\d+', k)})
+  epochs = [(row['step'], row['epoch']) for row in rows if 'epoch' in row]
+  per_step = epochs[-1][1] / epochs[-1][0] if epochs else 1
+  plots = {name: ([name], title) for name, title in CURVES.items() if any(name in row for row in rows)}
+  if accuracies:
+    plots['knn'] = (accuracies, 'kNN accuracy, %')
+  drawn = {}
+  for i, (plot, (names, title)) in enumerate(plots.items()):
+    drawn[plot], axis = _figure(3.4, 2.3)
+    for j, name in enumerate(names):
+      points = [(row['step'] * per_step, row[name]) for row in rows if name in row]
+      mark = MARKS[j] if len(points) < 30 else ''
+      axis.plot(
+        *zip(*points, strict=True), color=COLOURS[(i + j) % len(COLOURS)], marker=mark, markersize=4, label=name
+      )
+    axis.set(ylabel=title, xlabel='epoch', xlim=(0, None))
+    if plot == 'knn':
+      axis.legend()
+  return drawn
+
+
+# Of the similarities that a loss sees
+
+
+@style()
+def temperatures(arrays: Mapping[str, np.ndarray]):
+  """τ(s) against the measured similarities of true positives, false and true negatives (dystress Fig. 1 and 3)."""
+  figure, axis = _figure()
+  edges = arrays['similarities_edges']
+  kinds = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
+  for colour, (kind, label) in zip((COLOURS[2], COLOURS[1], COLOURS[0]), kinds.items(), strict=True):
+    counts = arrays[f'similarities_{kind}']
+    density = counts / max(counts.sum(), 1) / np.diff(edges)
+    axis.stairs(density, edges, fill=True, color=colour, alpha=0.35)
+    axis.stairs(density, edges, color=colour, label=label)
+  axis.set(xlabel='cosine similarity s', ylabel='density', xlim=(-1, 1))
+  if 'temperature_tau' in arrays:
+    other = axis.twinx()
+    other.spines['right'].set_visible(True)
+    other.grid(False)
+    other.plot(arrays['temperature_s'], arrays['temperature_tau'], color=INK, linestyle='--', label='τ(s)')
+    other.set(ylabel='temperature τ', ylim=(0, 1.15 * float(arrays['temperature_tau'].max())))
+    axis.plot([], [], color=INK, linestyle='--', label='τ(s)')
+  axis.legend(loc='upper center', bbox_to_anchor=(0.5, 1.16), ncols=4, columnspacing=0.9, handlelength=1.1, fontsize=8)
+  return figure
+
+
+@style()
+def penalties(arrays: Mapping[str, np.ndarray]):
+  """The share of the penalty on negatives by their similarity, at the run's temperature and at constant ones."""
+  figure, axis = _figure()
+  edges = arrays['penalty_edges']
+  names = [key for key in arrays if re.fullmatch(r'penalty_[\d.]+', key)]
+  for i, name in enumerate(sorted(names, key=lambda key: float(key.split('_')[1]))):
+    axis.stairs(arrays[name] / np.diff(edges), edges, color=COLOURS[i], label=f'τ = {name.split("_")[1]}')
+  if 'penalty_own' in arrays:
+    axis.stairs(arrays['penalty_own'] / np.diff(edges), edges, color=INK, linestyle='--', label="the run's τ")
+  axis.set(xlabel='similarity of the negative', ylabel='share of the penalty (density)', xlim=(-1, 1))
+  axis.legend(loc='upper left')
+  return figure
+
+
+@style()
+def separation(mean: np.ndarray, std: np.ndarray):
+  """Mean similarity of the positive and of the nearest negatives (behaviour Fig. 8); the lines are ± one deviation."""
+  figure, axis = _figure()
+  names = ['pos'] + [f'n{i}' for i in range(1, len(mean))]
+  colours = [COLOURS[2]] + [COLOURS[0]] * (len(mean) - 1)
+  axis.bar(names, mean, yerr=std, color=colours, ecolor=INK, capsize=2, error_kw={'elinewidth': 0.8})
+  axis.set(ylabel='cosine similarity', xlabel='positive, then the nearest negatives')
+  axis.grid(False, axis='x')
+  return figure
+
+
+# Of representations
+
+
+@style()
+def uniformity_tolerance(points: Mapping[str, tuple[float, float]]):
+  """{name: (uniformity, same-label similarity)}: better is up and to the right (behaviour sec. 4; dystress Fig. 5)."""
+  figure, axis = _figure()
+  for i, (name, (uniformity, tolerance)) in enumerate(points.items()):
+    mark = MARKS[(i + i // len(COLOURS)) % len(MARKS)]
+    axis.scatter(-uniformity, tolerance, s=60, color=COLOURS[i % len(COLOURS)], marker=mark, label=name)
+  axis.set(xlabel='uniformity (−log E exp(−2‖x − y‖²))', ylabel='tolerance (same-label similarity)')
+  axis.set(xlim=(0, 4.2), ylim=(min(0.0, *(t for _, t in points.values())) - 0.02, 1.02))
+  axis.legend(loc='best', fontsize=8)
+  return figure
+
+
+@style()
+def plane(points: np.ndarray, labels: np.ndarray, shares: np.ndarray, names: Sequence[str]):
+  """The two principal components of the test features. Beyond seven classes a mark tells those of one colour apart."""
+  figure, axis = _figure(5.4, 4.2)
+  classes = np.unique(labels)
+  common = dict(s=np.clip(9000 / len(points), 9, 40), alpha=0.7, linewidths=0, rasterized=True)
+  for i, c in enumerate(classes):
+    own = points[labels == c]
+    mark = MARKS[i // len(COLOURS) % len(MARKS)]
+    axis.scatter(*own.T, color=COLOURS[i % len(COLOURS)], marker=mark, label=_short(names[c]), **common)
+  axis.set(xlabel=f'first component ({shares[0]:.0%})', ylabel=f'second component ({shares[1]:.0%})')
+  if len(classes) <= 20:
+    axis.legend(loc='center left', bbox_to_anchor=(1, 0.5), markerscale=2, handletextpad=0.1)
+  return figure
+
+
+@style()
+def class_accuracy(names: Sequence[str], values: Sequence[float], what: str):
+  """Accuracy of each class, worst first, of at most twenty."""
+  order = np.argsort(values, kind='stable')[:20]
+  figure, axis = _figure(5.4, 0.9 + 0.24 * len(order))
+  axis.barh([_short(names[i]) for i in order], [values[i] for i in order], color=COLOURS[0])
+  axis.invert_yaxis()
+  axis.set(xlabel=f'{what}, %', xlim=(0, 100))
+  axis.grid(False, axis='y')
+  return figure
+
+
+def neighbours(images: np.ndarray, labels: np.ndarray) -> bytes:
+  """A PNG: a query a row, then its nearest images, framed in blue where they are of its class and in orange elsewhere.
+
+  [r, 1 + k, H, W, 3] uint8, [r, 1 + k]
+  """
+  scale = max(1, round(64 / images.shape[2]))
+  images = images.repeat(scale, axis=2).repeat(scale, axis=3)
+  rows, columns, height, width, _ = images.shape
+  frame, gap = 4, 6
+  side = np.array((height, width)) + 2 * (frame + gap)
+  colour = lambda code: tuple(int(code[i : i + 2], 16) for i in (1, 3, 5))
+  sheet = Image.new('RGBA', (columns * side[1] + 2 * gap, rows * side[0]))
+  for r in range(rows):
+    for c in range(columns):
+      # The query stands apart, in a frame of neither colour.
+      code = '#808080' if c == 0 else COLOURS[0] if labels[r, c] == labels[r, 0] else COLOURS[1]
+      left, top = c * side[1] + gap + 2 * gap * (c > 0), r * side[0] + gap
+      sheet.paste((*colour(code), 255), (left, top, left + width + 2 * frame, top + height + 2 * frame))
+      sheet.paste(Image.fromarray(images[r, c]), (left + frame, top + frame))
+  out = io.BytesIO()
+  sheet.quantize(256, method=Image.Quantize.FASTOCTREE).save(out, 'PNG', optimize=True)
+  return out.getvalue()
+
+
+# Several runs
+
+
+@style()
+def losses(runs: Mapping[str, Sequence[Mapping[str, float]]]):
+  """The loss of each run."""
+  figure, axis = _figure()
+  for i, (name, rows) in enumerate(runs.items()):
+    points = [(row['epoch'], row['loss']) for row in rows if 'loss' in row]
+    if points:
+      axis.plot(
+        *zip(*points, strict=True),
+        color=COLOURS[i % len(COLOURS)],
+        linestyle=('-', '--', ':', '-.')[i // len(COLOURS) % 4],
+        label=name,
+      )
+  axis.set(xlabel='epoch', ylabel='loss')
+  axis.legend(fontsize=8)
+  return figure
+
+
+@style()
+def dots(values: Mapping[str, tuple[float, float | None]], what: str):
+  """{name: (mean, spread over seeds)}; points, since an axis that does not begin at 0 would belie bars."""
+  figure, axis = _figure(5.4, 1.2 + 0.42 * len(values))
+  for i, (mean, spread) in enumerate(values.values()):
+    mark, colour = MARKS[(i + i // len(COLOURS)) % len(MARKS)], COLOURS[i % len(COLOURS)]
+    axis.errorbar(mean, i, xerr=spread, fmt=mark, color=colour, ecolor=INK, capsize=3, markersize=8)
+    axis.annotate(f'{mean:.2f}', (mean, i), (0, 7), textcoords='offset points', ha='center', fontsize=8)
+  axis.set(xlabel=what, yticks=range(len(values)), yticklabels=list(values), ylim=(len(values) - 0.4, -0.8))
+  axis.margins(x=0.15)
+  return figure
+
+
+@style()
+def lines(x: np.ndarray, curves: Mapping[str, np.ndarray], *, xlabel: str, ylabel: str, **limits):
+  """Analytical curves over one axis; NaN where a curve has no value."""
+  figure, axis = _figure(4.9, 3.9)
+  for i, (name, y) in enumerate(curves.items()):
+    axis.plot(
+      x, y, color=COLOURS[i % len(COLOURS)], linestyle=('-', '--', ':', '-.')[i // len(COLOURS) % 4], label=name
+    )
+  axis.set(xlabel=xlabel, ylabel=ylabel, **limits)
+  axis.legend(fontsize=8, loc='lower center', bbox_to_anchor=(0.5, 1.0), ncols=2)
+  return figure
+
+
+# Output
+
+
+def svg(figure, paper: str = 'none') -> str:
+  """The figure as an SVG document on paper of a colour, the same for the same figure."""
+  out = io.StringIO()
+  with style():
+    figure.savefig(out, format='svg', metadata={'Date': None}, dpi=150, facecolor=paper)
+  return out.getvalue()
+
+
+def save(figure, path: pathlib.Path) -> None:
+  """Writes `path`.svg and `path`.png, dark on white."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.with_suffix('.svg').write_text(svg(figure, 'white'))
+  with style():
+    figure.savefig(path.with_suffix('.png'), dpi=150, facecolor='white', metadata={'Software': None})
+
+
+def inline(text: str, name: str, title: str) -> str:
+  """An SVG document as an element of a page: no address of anything, its own ids, and INK is the page's text colour."""
+  text = text[text.index('<svg') :]
+  text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
+  text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', '', text)
+  text = re.sub(r'(\bid="|url\(#|href="#)', lambda match: f'{match[1]}{name}-', text)
+  text = text.replace(INK, 'currentColor')
+  width, height = (float(x) for x in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups())
+  head = (
+    f'<svg role="img" aria-label="{title}" viewBox="0 0 {width} {height}" style="max-width:{math.ceil(width * 1.5)}px"'
+  )
+  return head + re.sub(r'^<svg[^>]*', '', text)
+
+
+def data_uri(png: bytes) -> str:
+  return 'data:image/png;base64,' + base64.b64encode(png).decode()

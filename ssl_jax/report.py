@@ -1,0 +1,450 @@
+"""From a workdir's records to report.md and one self-contained report.html, and several runs side by side.
+
+Nothing is computed here but means over seeds: every number on a page stands in evaluation.json, summary.json or
+config.json, and carries its key and its full value in a `<data>` element.
+"""
+
+import dataclasses
+import html
+import json
+import pathlib
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssl_jax import figures, records
+from ssl_jax.checkpoint import writable, write_text
+from ssl_jax.config import HARMLESS, flatten
+from ssl_jax.evals.metrics import mean_and_spread
+
+MEASURES = {
+  'alignment': ('alignment', 'E‖x − x⁺‖² of views of an image; lower is closer'),
+  'uniformity': ('uniformity', 'log E exp(−2‖x − y‖²); lower is more uniform'),
+  'tolerance': ('tolerance', 'E[s · same label] over all pairs'),
+  'same_label_similarity': ('same-label similarity', 'mean s of pairs of one class'),
+  'inter_class_uniformity': ('inter-class uniformity', 'of class centroids; lower is further apart'),
+  'prototype_bias': ('prototype bias', 'E‖class mean − mean of an image’s views‖'),
+  'prototype_bias_sampled': ('prototype bias, sampled', 'one view of another image of the class'),
+  'attracting_gap': ('attracting bound gap', 'slack of the bound on the attracting term'),
+  'repelling_gap': ('repelling bound gap', 'slack of the bound on the repelling term'),
+  'conditional_entropy': ('conditional entropy', 'H(X⁻|X) in batches of at most 768'),
+  'penalty_entropy': ('penalty entropy', 'of the weights that the loss gives to negatives'),
+  'rankme': ('RankMe', 'effective rank; higher is less collapsed'),
+  'lidar': ('LiDAR', 'effective rank of the discriminant analysis of images'),
+  'alpha_req': ('α-ReQ', 'exponent of the spectrum; near 1 is good'),
+}
+
+
+class Number(NamedTuple):
+  """A cell that shows a number of the records."""
+
+  key: str
+  value: float
+  form: str = '.2f'
+  spread: float | None = None
+
+  def __str__(self):
+    shown = format(self.value, self.form)
+    return shown if self.spread is None else f'{shown} ± {format(self.spread, self.form)}'
+
+
+class Table(NamedTuple):
+  head: Sequence[str]
+  rows: Sequence[Sequence[str | Number]]
+  folded: str = ''  # a title that hides the table until it is asked for
+
+
+class Cards(NamedTuple):
+  """The few numbers that a reader came for, large."""
+
+  numbers: Sequence[tuple[str, Number]]
+
+
+class Figure(NamedTuple):
+  name: str
+  caption: str
+  drawn: Any  # a matplotlib figure, or the bytes of a PNG
+  small: bool = False
+
+
+class Section(NamedTuple):
+  title: str
+  text: str
+  parts: Sequence[Cards | Table | Figure]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What a workdir says of itself; whatever it lacks is empty."""
+
+  workdir: pathlib.Path
+  config: dict
+  summary: dict
+  evaluation: dict
+  arrays: dict[str, np.ndarray]
+  rows: list[dict]
+
+  @classmethod
+  def read(cls, workdir: str | pathlib.Path) -> 'Run':
+    workdir = pathlib.Path(workdir)
+    load = lambda name: json.loads((workdir / name).read_text()) if (workdir / name).exists() else {}
+    arrays = {}
+    if (workdir / 'evaluation.npz').exists():
+      with np.load(workdir / 'evaluation.npz', allow_pickle=False) as stored:
+        arrays = dict(stored)
+    found = cls(
+      workdir, load('config.json'), load('summary.json'), load('evaluation.json'), arrays, records.read(workdir)
+    )
+    if not (found.rows or found.summary or found.evaluation):
+      raise ValueError(f'--workdir={str(workdir)!r} holds no records: train or evaluate there first')
+    return found
+
+  @property
+  def accuracies(self) -> dict[str, float]:
+    """Percentages, of the evaluation or, where there is none, of the end of training."""
+    from_ = self.evaluation or self.summary
+    kinds = ('knn', 'linear', 'finetune')
+    return {k: v for k, v in from_.items() if k.startswith(kinds) and isinstance(v, float) and not k.endswith('_std')}
+
+  @property
+  def title(self) -> str:
+    if not self.config:
+      return self.evaluation.get('file', self.workdir.name)
+    return f'{self.config["method"]["name"]} on {self.config["data"]["name"]}'
+
+
+def report(workdir: str | pathlib.Path) -> pathlib.Path:
+  """Writes report.html, report.md and figures/ into the workdir. Returns the page's path."""
+  run = Run.read(workdir)
+  sections = [*_headline(run), *_training(run), *_similarities(run), *_representation(run), *_classes(run)]
+  sections += _settings(run)
+  return _write(writable(workdir), 'report', run.title, _lead(run), sections)
+
+
+def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> pathlib.Path:
+  """Writes compare.html, compare.md and figures/ into `out`: runs side by side, mean ± deviation over seeds."""
+  if len(workdirs) < 2:
+    raise ValueError(f'compare takes at least two workdirs, and was given {list(map(str, workdirs))}: add runs')
+  groups = _groups([Run.read(workdir) for workdir in workdirs])
+  count = sum(len(runs) for runs in groups.values())
+  many = any(len(runs) > 1 for runs in groups.values())
+  lead = f'{count} runs of {len(groups)} configs.' + (' ± is one standard deviation over seeds.' if many else '')
+  return _write(writable(out), 'compare', 'Runs side by side', lead, _comparison(groups))
+
+
+# The sections of a report
+
+
+def _lead(run: Run) -> str:
+  words = []
+  if run.config:
+    words.append(f'{run.config["model"]["name"]}, loss {run.config["loss"]["name"]}, seed {run.config["seed"]}')
+  if 'step' in run.evaluation:
+    words.append(f'evaluated at step {run.evaluation["step"]:,} (epoch {run.evaluation["epoch"]:.4g})')
+  if run.evaluation:
+    words.append(f'accuracies are of the {run.evaluation["features"]} features of the last checkpoint')
+  return '; '.join(words) + '.' if words else ''
+
+
+def _headline(run: Run) -> list[Section]:
+  names = {'linear': f'linear ({run.evaluation.get("linear_protocol")}), %', 'linear_top5': 'linear, top-5, %'}
+  names['finetune'] = f'{run.evaluation.get("finetune_protocol")}, %'
+  label = lambda key: names.get(key, key.replace('knn', 'kNN, k = ').replace('_top5', ', top-5') + ', %')
+  spread = lambda key: run.evaluation.get(f'{key}_std')
+  numbers = [(label(key), Number(key, value, spread=spread(key))) for key, value in run.accuracies.items()]
+  spaces = run.evaluation.get('measures', {})
+  for key in ('alignment', 'uniformity', 'rankme'):
+    for space in spaces:
+      if space == run.evaluation['features'] and key in spaces[space]:
+        numbers.append((MEASURES[key][0], _measure(space, key, spaces)))
+  images = run.evaluation.get('images', {})
+  numbers += [
+    (f'{name} images', Number(f'images.{name}', images[name], ',d')) for name in ('train', 'test') if name in images
+  ]
+  text = '' if run.evaluation else f'Not evaluated yet: main.py --mode=evaluate --workdir={run.workdir}'
+  return [Section('Headline', text, [Cards(numbers)] if numbers else [])]
+
+
+def _training(run: Run) -> list[Section]:
+  if not any('loss' in row for row in run.rows):
+    return []
+  captions = {
+    'loss': 'The loss, a mean over the steps between two rows.',
+    'rate': 'The learning rate.',
+    'tau': 'The temperature, a mean over the positives.',
+    'positive': 'The mean similarity of positives.',
+    'knn': 'kNN accuracy on the way.',
+  }
+  drawn = figures.training(run.rows)
+  return [Section('Training', '', [Figure(name, captions[name], figure, small=True) for name, figure in drawn.items()])]
+
+
+def _similarities(run: Run) -> list[Section]:
+  parts, arrays = [], run.arrays
+  if 'similarities_TP' in arrays:
+    caption = (
+      'Similarities of two views of one image (true positives), of different images of one class (false negatives) and '
+      'of different classes (true negatives), and the temperature of the loss.'
+    )
+    parts.append(Figure('temperature', caption, figures.temperatures(arrays)))
+  if 'penalty_edges' in arrays:
+    caption = 'Where the loss pushes: the lower the temperature, the more of it falls on the nearest negatives.'
+    parts.append(Figure('penalties', caption, figures.penalties(arrays)))
+  if 'separation_mean' in arrays:
+    caption = (
+      'Local separation: a positive stands clear of the nearest negatives where the first bar exceeds the others.'
+    )
+    parts.append(Figure('separation', caption, figures.separation(arrays['separation_mean'], arrays['separation_std'])))
+  return [Section('What the loss sees', '', parts)] if parts else []
+
+
+def _representation(run: Run) -> list[Section]:
+  spaces = run.evaluation.get('measures', {})
+  if not spaces:
+    return []
+  rows = [
+    [name, *(_measure(space, key, spaces) for space in spaces), meaning]
+    for key, (name, meaning) in MEASURES.items()
+    if any(key in found for found in spaces.values())
+  ]
+  points = {name: (found['uniformity'], found['same_label_similarity']) for name, found in spaces.items()}
+  caption = 'Spread over the sphere against closeness within a class: up and to the right is better.'
+  parts = [
+    Table(['', *spaces, 'what it is'], rows),
+    Figure('uniformity_tolerance', caption, figures.uniformity_tolerance(points)),
+  ]
+  if 'map' in run.arrays:
+    names = run.evaluation['classes']['names']
+    drawn = figures.plane(*(run.arrays[k] for k in ('map', 'map_labels', 'map_shares')), names)
+    parts.append(Figure('map', 'Test features on their first two principal components, by class.', drawn))
+  if 'neighbours' in run.arrays:
+    caption = 'A test image, then its nearest training images: blue of the same class, orange of another.'
+    drawn = figures.neighbours(run.arrays['neighbours'], run.arrays['neighbours_labels'])
+    parts.append(Figure('neighbours', caption, drawn))
+  return [Section('Representation', '', parts)]
+
+
+def _measure(space: str, key: str, spaces: Mapping) -> str | Number:
+  return Number(f'measures.{space}.{key}', spaces[space][key], '.4f') if key in spaces[space] else '–'
+
+
+def _classes(run: Run) -> list[Section]:
+  table = run.evaluation.get('classes', {})
+  kinds = [name for name in table if f'{name}_mistaken_for' in table]
+  if not kinds:
+    return []
+  kind, other = kinds[-1], kinds[0]
+  order = sorted((c for c, value in enumerate(table[kind]) if value is not None), key=lambda c: table[kind][c])
+  columns = list(dict.fromkeys((kind, other)))
+  rows = [
+    [
+      table['names'][c],
+      *(Number(f'classes.{name}.{c}', table[name][c], '.1f') for name in columns),
+      table[f'{kind}_mistaken_for'][c] or '–',
+      Number(f'classes.train.{c}', table['train'][c], ',d'),
+    ]
+    for c in order[:10]
+  ]
+  parts = [Table(['class', *(f'{name}, %' for name in columns), 'mistaken for', 'training images'], rows)]
+  drawn = figures.class_accuracy([table['names'][c] for c in order], [table[kind][c] for c in order], kind)
+  parts.append(Figure('classes', f'Accuracy of the worst classes ({kind}).', drawn))
+  thirds = [key for key in run.evaluation if key.endswith(('_head', '_middle', '_tail'))]
+  if thirds:
+    rows = [[key.replace('_', ', '), Number(key, run.evaluation[key])] for key in thirds]
+    parts.insert(1, Table(['third of the classes by training images', '%'], rows))
+  return [Section('Worst classes', '', parts)]
+
+
+def _settings(run: Run) -> list[Section]:
+  if not run.config:
+    return []
+  rows = [[key, json.dumps(value)] for key, value in flatten(run.config).items()]
+  return [Section('Config', '', [Table(['key', 'value'], rows, folded=f'{len(rows)} keys')])]
+
+
+# Several runs
+
+
+def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+  """Runs of one config, the seed apart, under a name that says in which keys it differs from the others."""
+  same = lambda key: key == 'seed' or any(key == h or key.startswith(h + '.') for h in HARMLESS)
+  configs = [{k: v for k, v in flatten(run.config).items() if not same(k)} for run in runs]
+  keys = sorted(set().union(*configs))
+  differing = [k for k in keys if len({json.dumps(config.get(k)) for config in configs}) > 1]
+  groups = {}
+  for run, config in zip(runs, configs, strict=True):
+    if not run.config:  # features of unknown origin: nothing says what they share
+      groups[str(run.workdir)] = [run]
+      continue
+    name = ', '.join(f'{k} = {config[k]}' for k in differing if k in config) or run.title
+    groups.setdefault(name, []).append(run)
+  return groups
+
+
+def _comparison(configs: Mapping[str, Sequence[Run]]) -> list[Section]:
+  # Letters stand for the configs, whose names are too long for figures.
+  letters = [chr(ord('A') + i) if len(configs) <= 26 else str(i + 1) for i in range(len(configs))]
+  groups = dict(zip(letters, configs.values(), strict=True))
+
+  def spread(pick: Callable[[Run], Mapping[str, float]], form: str, prefix: str):
+    """(the keys that every run has, {group: {key: Number}})"""
+    keys = [
+      key for key in pick(next(iter(groups.values()))[0]) if all(key in pick(r) for g in groups.values() for r in g)
+    ]
+    cells = {}
+    for name, runs in groups.items():
+      found = {key: mean_and_spread([pick(run)[key] for run in runs]) for key in keys}
+      cells[name] = {key: Number(prefix + key, mean, form, std) for key, (mean, std) in found.items()}
+    return keys, cells
+
+  seeds = [', '.join(str(run.config.get('seed', '–')) for run in runs) for runs in groups.values()]
+  keys, cells = spread(lambda run: run.accuracies, '.2f', '')
+  rows = [
+    [letter, seed, *(cells[letter][key] for key in keys), config]
+    for letter, config, seed in zip(letters, configs, seeds, strict=True)
+  ]
+  parts = [Table(['', 'seeds', *(f'{key}, %' for key in keys), 'config'], rows)]
+  if keys:
+    values = {name: (cells[name][keys[0]].value, cells[name][keys[0]].spread) for name in letters}
+    parts.append(Figure('accuracy', f'{keys[0]}, top-1.', figures.dots(values, f'{keys[0]}, %')))
+  logs = {
+    f'{name}, seed {run.config.get("seed")}': run.rows for name, runs in groups.items() for run in runs if run.rows
+  }
+  if logs:
+    parts.append(Figure('losses', 'The loss of every run.', figures.losses(logs)))
+  sections = [Section('Accuracy', '', parts)]
+  spaces = [set(run.evaluation.get('measures', {})) for runs in groups.values() for run in runs]
+  for space in sorted(set.intersection(*spaces)):
+    keys, cells = spread(lambda run, space=space: run.evaluation['measures'][space], '.4f', f'measures.{space}.')
+    rows = [[MEASURES[key][0], *(cells[name][key] for name in letters)] for key in MEASURES if key in keys]
+    points = {name: (cells[name]['uniformity'].value, cells[name]['same_label_similarity'].value) for name in letters}
+    drawn = figures.uniformity_tolerance(points)
+    caption = 'Up and to the right is better.'
+    parts = [Table(['', *letters], rows), Figure(f'uniformity_tolerance_{space}', caption, drawn)]
+    sections.append(Section(f'Measures of the {space} features', '', parts))
+  return sections
+
+
+# Writing
+
+
+def _write(folder: pathlib.Path, name: str, title: str, lead: str, sections: Sequence[Section]) -> pathlib.Path:
+  for part in (part for section in sections for part in section.parts if isinstance(part, Figure)):
+    path = folder / 'figures' / part.name
+    if isinstance(part.drawn, bytes):
+      path.parent.mkdir(exist_ok=True)
+      path.with_suffix('.png').write_bytes(part.drawn)
+    else:
+      figures.save(part.drawn, path)
+  write_text(folder / f'{name}.md', _markdown(title, lead, sections))
+  page = folder / f'{name}.html'
+  write_text(page, _page(title, lead, sections))
+  print(f'{name}: {page}')
+  return page
+
+
+def _markdown(title, lead, sections) -> str:
+  cell = lambda x: str(x).replace('|', '\\|')
+  out = [f'# {title}', lead]
+  for section in sections:
+    out += [f'## {section.title}', section.text]
+    for part in section.parts:
+      if isinstance(part, Cards):
+        part = Table(['', 'value'], part.numbers)
+      if isinstance(part, Table):
+        lines = [part.head, ['---'] * len(part.head), *part.rows]
+        out.append('\n'.join('| ' + ' | '.join(map(cell, line)) + ' |' for line in lines))
+      else:
+        suffix = 'png' if isinstance(part.drawn, bytes) else 'svg'
+        out.append(f'![{part.caption}](figures/{part.name}.{suffix})\n\n{part.caption}')
+  return '\n\n'.join(filter(None, out)) + '\n'
+
+
+def _page(title, lead, sections) -> str:
+  def number(x):
+    return f'<data data-key="{html.escape(x.key)}" value="{x.value!r}">{x}</data>'
+
+  def cell(x):
+    if isinstance(x, Number):
+      return f'<td class="n">{number(x)}</td>'
+    return f'<td{LONG if len(x) > 24 else ""}>{html.escape(x)}</td>'
+
+  def cards(part):
+    items = ''.join(f'<div><dd>{number(x)}</dd><dt>{html.escape(label)}</dt></div>' for label, x in part.numbers)
+    return f'<dl class="cards">{items}</dl>'
+
+  def table(part):
+    head = ''.join(f'<th>{html.escape(x)}</th>' for x in part.head)
+    rows = ''.join(f'<tr>{"".join(map(cell, row))}</tr>' for row in part.rows)
+    text = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return f'<details><summary>{html.escape(part.folded)}</summary>{text}</details>' if part.folded else text
+
+  def figure(part):
+    caption = html.escape(part.caption)
+    if isinstance(part.drawn, bytes):
+      picture = f'<img alt="{caption}" src="{figures.data_uri(part.drawn)}">'
+    else:
+      picture = figures.inline(figures.svg(part.drawn), part.name, caption)
+    return f'<figure id="{part.name}">{picture}<figcaption>{caption}</figcaption></figure>'
+
+  body = []
+  for section in sections:
+    drawn = [part for part in section.parts if isinstance(part, Figure)]
+    text = f'<p>{html.escape(section.text)}</p>' if section.text else ''
+    text += ''.join(cards(part) for part in section.parts if isinstance(part, Cards))
+    text += ''.join(table(part) for part in section.parts if isinstance(part, Table))
+    if drawn:
+      kind = 'figures small' if all(part.small for part in drawn) else 'figures'
+      text += f'<div class="{kind}">{"".join(map(figure, drawn))}</div>'
+    body.append(f'<section><h2>{html.escape(section.title)}</h2>{text}</section>')
+  return PAGE.substitute(title=html.escape(title), lead=html.escape(lead), body=''.join(body))
+
+
+LONG = ' class="long"'
+PAGE = string.Template("""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>$title</title>
+<style>
+:root { color-scheme: light dark; --paper: #fff; --ink: #1a1f24; --faint: #5b6570; --line: #d9dee3; --card: #f7f9fa; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #14181c; --ink: #e4e8ec; --faint: #98a4af; --line: #333b43; --card: #1b2127; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 72rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif; }
+h1 { margin: 0 0 .25rem; font-size: 1.75rem; line-height: 1.2; }
+h2 { margin: 2.5rem 0 .75rem; padding-bottom: .25rem; font-size: 1.2rem; border-bottom: 1px solid var(--line); }
+p { margin: 0 0 .75rem; color: var(--faint); overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; margin-bottom: 1rem; }
+table { border-collapse: collapse; font-size: .9rem; }
+th { text-align: left; font-weight: 600; color: var(--faint); }
+td:first-child { white-space: nowrap; }
+th, td { padding: .3rem 1rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td.n { font-variant-numeric: tabular-nums; white-space: nowrap; font-weight: 600; }
+td.long { min-width: 15rem; overflow-wrap: anywhere; }
+.figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); }
+.figures.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 16rem), 1fr)); }
+.cards { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); margin: 0 0 1rem; }
+.cards div { padding: .75rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
+.cards dd { margin: 0; font-size: 1.5rem; font-weight: 600; font-variant-numeric: tabular-nums; line-height: 1.2; }
+.cards dt { font-size: .85rem; color: var(--faint); }
+figure { margin: 0; padding: .75rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
+figure svg, figure img { display: block; width: 100%; height: auto; margin: 0 auto; }
+figure svg text { font-family: system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif !important; }
+figcaption { margin-top: .5rem; font-size: .85rem; color: var(--faint); }
+summary { cursor: pointer; color: var(--faint); }
+</style>
+</head>
+<body>
+<h1>$title</h1>
+<p>$lead</p>
+$body
+</body>
+</html>
+""")

@@ -1,0 +1,206 @@
+"""One command, every number: features extracted once, the same digits twice, clear errors for data that cannot do."""
+
+import json
+
+import numpy as np
+import pytest
+
+from configs import base
+from ssl_jax import config, run, train
+from ssl_jax.evals import evaluate, features, judge, knn, linear, metrics
+from tests.test_train import tiny
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """(workdir, config, results) of a run of a few steps."""
+  folder = tmp_path_factory.mktemp('run')
+  chosen = tiny(folder, steps=4, **{'eval.k': (1, 5), 'eval.view_images': 10})
+  summary = train.train(chosen, folder / 'run')
+  results = evaluate.evaluate(chosen, folder / 'run')
+  assert {k: summary[k] for k in ('knn1', 'knn5')} == {k: results[k] for k in ('knn1', 'knn5')}
+  return folder / 'run', chosen, results
+
+
+def stored(workdir):
+  (file,) = (workdir / 'features').glob('*.npz')
+  with np.load(file) as arrays:
+    return file, dict(arrays)
+
+
+def test_the_numbers_are_those_of_the_functions(trained):
+  workdir, _, results = trained
+  _, x = stored(workdir)
+  data = [x[f'{split}_{kind}'] for split in ('train', 'test') for kind in ('backbone', 'labels')]
+  assert results['linear'] == linear.logistic(*data).report['top1']
+  assert results['knn5'] == knn.accuracy(*data, k=(5,))['knn5']
+  views = np.moveaxis(x['views_projector'], 1, 0)
+  assert views.shape == (4, 10, 8)
+  found = results['measures']['projector']
+  assert found['alignment'] == metrics.alignment(views)
+  assert found['lidar'] == metrics.lidar(views)
+  assert found['uniformity'] == metrics.uniformity(x['test_projector'])
+  assert found['penalty_entropy'] == metrics.penalty_entropy(x['test_projector'], 0.5)
+  assert json.loads((workdir / 'evaluation.json').read_text()) == results
+
+
+def test_class_accuracies_average_to_the_accuracy(trained):
+  _, _, results = trained
+  table = results['classes']
+  for name in ('knn1', 'knn5', 'linear'):
+    assert np.average(table[name], weights=table['test']) == pytest.approx(results[name])
+    for accuracy, mistaken in zip(table[name], table[f'{name}_mistaken_for'], strict=True):
+      assert (accuracy == 100) == (mistaken is None)
+
+
+def test_twice_gives_the_same_digits_from_features_extracted_once(trained, monkeypatch):
+  workdir, chosen, results = trained
+  before = (workdir / 'evaluation.json').read_bytes(), (workdir / 'evaluation.npz').read_bytes()
+  with monkeypatch.context() as patched:
+    patched.setattr(features, 'extract', None)  # calling it would fail
+    assert evaluate.evaluate(chosen, workdir) == results
+  assert before == ((workdir / 'evaluation.json').read_bytes(), (workdir / 'evaluation.npz').read_bytes())
+
+
+def test_other_weights_or_images_are_other_features(trained):
+  _, chosen, _ = trained
+  prepared = run.prepare(chosen)
+  weights = {'a': np.ones(3, np.float32)}
+  name = features.digest({}, weights, prepared.train)
+  assert name == features.digest({}, {'a': np.ones(3, np.float32)}, prepared.train)
+  changed = prepared.train.subset(np.arange(len(prepared.train)))
+  changed.items = changed.items.copy()
+  changed.items[-1, -1, -1, -1] ^= 1
+  others = [
+    features.digest({'dtype': 1}, weights, prepared.train),
+    features.digest({}, {'a': np.array([1, 1, 2], np.float32)}, prepared.train),
+    features.digest({}, weights, changed),
+    features.digest({}, weights, prepared.train, prepared.test),
+  ]
+  assert len({name, *others}) == 5
+
+
+def test_only_the_newest_features_are_kept(tmp_path):
+  for name in ('a', 'b'):
+    features.cached(tmp_path / 'features', name, lambda: {'x': np.arange(3)})
+  assert [file.name for file in (tmp_path / 'features').iterdir()] == ['b.npz']
+
+
+def test_views_do_not_depend_on_the_devices_or_the_batch(trained):
+  """The keys of augmentation follow from the place of an image."""
+  _, chosen, _ = trained
+  found = []
+  for devices, batch_size in ((1, 40), (2, 12)):
+    config.override(chosen, 'parallel.devices', devices)
+    prepared = run.prepare(chosen)
+    state = prepared.initial_state()
+    apply = features.view_extractor(prepared.method, prepared.augments, prepared.devices, seed=3)
+    params, stats = prepared.devices.replicate((state.params, state.batch_stats))
+    sizes = dict(size=12, batch_size=batch_size)
+    views, labels = features.extract(apply, prepared.devices, params, stats, prepared.test, **sizes)
+    np.testing.assert_array_equal(labels, prepared.test.labels)
+    found.append(views['projector'])
+  config.override(chosen, 'parallel.devices', 1)
+  assert found[0].shape == (16, 2, 8)
+  assert not np.allclose(found[0][:, 0], found[0][:, 1], atol=1e-3), 'views differ'
+  np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+
+
+def given(tmp_path, **changes):
+  """An .npz file of features, two clear classes and one that overlaps with both."""
+  rng = np.random.default_rng(0)
+  centres = np.array([[4, 0, 0, 0, 0], [0, 4, 0, 0, 0], [2, 2, 0, 0, 0]], np.float32)
+  arrays = {}
+  for split, count in (('train', 60), ('test', 30)):
+    labels = np.arange(count) % 3
+    arrays |= {f'{split}_labels': labels}
+    arrays |= {f'{split}_features': centres[labels] + rng.normal(size=(count, 5)).astype(np.float32)}
+  arrays |= changes
+  np.savez(tmp_path / 'given.npz', **{k: v for k, v in arrays.items() if v is not None})
+  return tmp_path / 'given.npz', arrays
+
+
+def settings(**changes):
+  chosen = base.get_config()
+  for key, value in {'eval.k': (5,), **changes}.items():
+    config.override(chosen, key, value)
+  return chosen
+
+
+@pytest.mark.parametrize('protocol', ['', 'ridge', 'cacr_small'])
+def test_anyone_s_features_are_judged_alike(tmp_path, protocol):
+  path, x = given(tmp_path)
+  chosen = settings(**{'eval.file': str(path), 'eval.linear': protocol})
+  results = evaluate.evaluate(chosen, tmp_path / 'out')
+  data = (x['train_features'], x['train_labels'], x['test_features'], x['test_labels'])
+  assert results['knn5'] == knn.accuracy(*data, k=(5,))['knn5']
+  assert ('linear' in results) == bool(protocol)
+  if protocol == 'cacr_small':
+    assert results['linear'] == linear.probe(*data, protocol, seeds=(0,)).report['top1']
+  assert results['measures']['backbone']['rankme'] == metrics.rankme(x['test_features'])
+  assert json.loads((tmp_path / 'out' / 'evaluation.json').read_text()) == results
+
+
+def test_long_tails_have_a_head_a_middle_and_a_tail():
+  rng = np.random.default_rng(0)
+  labels = judge.Labels(np.repeat([0, 1, 2], [30, 10, 3]), np.arange(30) % 3)
+  space = judge.Space(rng.normal(size=(43, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32))
+  results, _ = judge.judge({'backbone': space}, labels, settings(**{'eval.linear': ''}).eval)
+  accuracies = results['classes']['knn5']
+  assert [results[f'knn5_{third}'] for third in ('head', 'middle', 'tail')] == accuracies
+
+
+def test_the_map_is_the_principal_components():
+  x = np.random.default_rng(0).normal(size=(50, 4)) * np.array([3, 2, 1, 0.5])
+  found = judge.plane(x.astype(np.float32), np.zeros(50, int))
+  unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+  u, s, _ = np.linalg.svd(unit - unit.mean(axis=0), full_matrices=False)
+  np.testing.assert_allclose(np.abs(found['map']), np.abs(u[:, :2] * s[:2]), atol=1e-5)
+  np.testing.assert_allclose(found['map_shares'], s[:2] ** 2 / np.sum(s**2), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'chosen', 'message'),
+  [
+    ({'test_labels': None}, {}, 'has no test_labels: give train_features, train_labels, test_features, test_labels'),
+    ({'test_labels': np.r_[-1, np.arange(29) % 3]}, {}, 'test labels: 1 negative .missing. labels; drop'),
+    ({'test_labels': np.arange(30) % 4}, {}, r'test labels: classes \[3\] do not occur in train labels'),
+    ({'train_labels': np.zeros(60, int)}, {}, 'train labels: every example is of class 0; expected at least 2'),
+    ({'test_labels': np.ones(30, int)}, {}, 'test labels: every example is of class 1; expected at least 2'),
+    ({'train_labels': np.arange(59) % 3}, {}, r'train labels: shape \(59,\), expected \(60,\)'),
+    ({'test_features': np.zeros((30, 4), np.float32)}, {}, '4 dimensions, but bank has 5'),
+    ({'train_features': np.full((60, 5), np.nan, np.float32)}, {}, 'holds NaN or infinity'),
+    ({}, {'eval.k': (61,)}, 'k: 61, expected 1 to 60, the number of examples in the bank'),
+  ],
+)
+def test_features_that_cannot_be_judged_are_refused_in_one_line(tmp_path, changes, chosen, message):
+  path, _ = given(tmp_path, **changes)
+  with pytest.raises(ValueError, match=message) as error:
+    evaluate.evaluate(settings(**chosen, **{'eval.file': str(path)}), tmp_path / 'out')
+  assert '\n' not in str(error.value)
+  assert not (tmp_path / 'out' / 'evaluation.json').exists()
+
+
+def test_a_file_that_is_none_and_a_workdir_that_is_taken_are_refused(trained, tmp_path):
+  workdir, *_ = trained
+  path, _ = given(tmp_path)
+  with pytest.raises(ValueError, match='holds a run: give another directory'):
+    evaluate.evaluate(settings(**{'eval.file': str(path)}), workdir)
+  with pytest.raises(ValueError, match=r"eval.file = '.*nothing.npz' is not an .npz file"):
+    evaluate.evaluate(settings(**{'eval.file': str(tmp_path / 'nothing.npz')}), tmp_path / 'out')
+
+
+@pytest.mark.parametrize(
+  ('train_labels', 'test_labels', 'message'),
+  [
+    (np.arange(32) % 2, np.arange(32) % 3, r"data.test_split = 'test': classes \[2\] do not occur in the training"),
+    (np.zeros(32, int), np.arange(32) % 2, "data.train_split = 'train': every example is of class 0"),
+    (np.arange(32) % 2 - 1, np.arange(32) % 2, "data.train_split = 'train': 16 negative .missing. labels"),
+  ],
+)
+def test_labels_that_cannot_do_are_refused_before_training(tmp_path, train_labels, test_labels, message):
+  images = np.random.default_rng(0).integers(0, 256, (32, 12, 12, 3), np.uint8)
+  data = dict(train_images=images, test_images=images, train_labels=train_labels, test_labels=test_labels)
+  np.savez(tmp_path / 'odd.npz', **data)
+  with pytest.raises(ValueError, match=message):
+    train.train(tiny(tmp_path, **{'data.path': str(tmp_path / 'odd.npz')}), tmp_path / 'run')

@@ -1,0 +1,341 @@
+"""Queue, bank, centre, momentum encoder and average against float64 loops, on any number of devices."""
+
+import functools
+import itertools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import linen as nn
+
+from ssl_jax import losses, methods, temperature
+from ssl_jax.data import pipeline
+from ssl_jax.methods import Network, Plan
+from ssl_jax.models import heads
+from ssl_jax.parallel import AXIS, Devices
+from ssl_jax.state import State, average_of
+from ssl_jax.step import make_update
+
+BATCH, EXAMPLES, STEPS, RATE, D = 8, 24, 10, 0.5, 4
+TAU = 0.3
+
+
+class Colour(nn.Module):
+  """The mean colour through a matrix: an encoder of any image size that a loop can follow."""
+
+  @nn.compact
+  def __call__(self, images, train: bool):
+    return nn.Dense(5, use_bias=False, name='fc')(images.mean((1, 2)))
+
+
+def linear(width):
+  return heads.MLP(features=(width,), batch_norm='none', last_bias=False)
+
+
+def build(name, loss='info_nce', parameters=(), tau=TAU, views=2, batch=BATCH, width=D, axis_name=AXIS, **fields):
+  kind = methods.METHODS[name]
+  predictor = {'prototypes': heads.Prototypes(6), None: None}.get(kind.predictor, linear(width))
+  function = kind.accepts[loss]
+  return kind(
+    network=Network(Colour(), linear(width), predictor),
+    contrast=losses.Loss(function, dict(parameters)) if kind.accepts is losses.CONTRASTIVE else function,
+    temperature=temperature.from_config(tau),
+    plan=Plan(batch_size=batch, examples=EXAMPLES, views=views, steps_per_epoch=EXAMPLES // batch, total_steps=STEPS),
+    axis_name=axis_name,
+    **fields,
+  )
+
+
+def batches(views, small=0):
+  """(views, index) of each step: colours that the views of an image share, in part."""
+  rng = np.random.default_rng(0)
+  image = rng.normal(size=(EXAMPLES, 1, 1, 3))
+  for step in range(STEPS):
+    epoch, place = divmod(step, EXAMPLES // BATCH)
+    index = pipeline.order(0, epoch, EXAMPLES)[place * BATCH : (place + 1) * BATCH].astype(np.int32)
+    sizes = [4] * views + [2] * small
+    yield tuple((image[index] + 0.5 * rng.normal(size=(BATCH, n, n, 3))).astype(np.float32) for n in sizes), index
+
+
+@functools.cache
+def trace(name, devices, kind='pmap', small=0, ema=0.0, **settings):
+  """(the state before each step and after the last, the loss of each step); every replica is the same."""
+  method = build(name, **dict(settings))
+  chosen = Devices.choose(kind, devices)
+  params, batch_stats, extra = method.init(jax.random.key(0), jnp.zeros((2, 4, 4, 3)))
+  extra = {**extra, 'average': average_of(params, batch_stats)} if ema else extra
+  optimizer = optax.sgd(RATE)
+  views = method.plan.views
+  given = [lambda key, view: view] * (views + small)
+  update = make_update(method, optimizer, lambda step: RATE, given, seed=0, ema=ema, axis_name=AXIS)
+  step = chosen.map(update, replicated=1, sharded=2)
+  state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, optimizer.init(params))
+  states, values, state = [jax.device_get(state)], [], chosen.replicate(state)
+  for batch in batches(views, small):
+    state, metrics = step(state, *chosen.shard(batch))
+    copies = [jax.tree.map(lambda x, i=i: np.asarray(x.addressable_shards[i].data), state) for i in range(devices)]
+    for copy in copies[1:]:
+      chex.assert_trees_all_equal(copy, copies[0])
+    states.append(chosen.unreplicate(state))
+    values.append(float(chosen.unreplicate(metrics)['loss']))
+  return states, values
+
+
+def matrices(network):
+  """The float64 matrices of encoder and projector, and of the predictor where there is one."""
+  named = (('encoder', 'fc'), ('projector', 'fc1'), ('predictor', 'fc1'))
+  return [np.float64(network[part][layer]['kernel']) for part, layer in named if layer in network.get(part, {})]
+
+
+def unit(x):
+  return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def project(weights, view):
+  """The projection of a view, by the matrices of `matrices`."""
+  return np.float64(view).mean(axis=(1, 2)) @ weights[0] @ weights[1]
+
+
+def close(found, expected):
+  np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+
+
+def slow_weights(states, momentum, final=None):
+  """The momentum encoder's matrices of each step, by a loop."""
+  slow = matrices(states[0].params['network'])[:2]
+  for step in range(STEPS):
+    m = momentum if final is None else final - (final - momentum) * (1 + np.cos(np.pi * step / STEPS)) / 2
+    fast = matrices(states[step].params['network'])[:2]
+    slow = [m * old + (1 - m) * new for old, new in zip(slow, fast, strict=True)]
+    yield slow
+
+
+DEVICES = pytest.mark.parametrize('devices', [1, 2, 4])
+
+
+@DEVICES
+@pytest.mark.parametrize('queue', [16, 24])
+def test_queue_and_momentum_encoder_of_moco(devices, queue):
+  states, _ = trace('moco', devices, queue=queue, momentum=0.7)
+  ring, pointer, keys = np.float64(states[0].extra['queue']), 0, states[0].extra['keys']
+  close(np.linalg.norm(ring, axis=1), np.ones(queue))
+  for step, (views, slow) in enumerate(zip((v for v, _ in batches(2)), slow_weights(states, 0.7), strict=True)):
+    for key in keys:  # those of the step before
+      ring[pointer] = key
+      pointer = (pointer + 1) % queue
+    keys = unit(project(slow, views[1]))
+    extra = states[step + 1].extra
+    close(extra['queue'], ring)
+    close(extra['keys'], keys)
+    assert extra['pointer'] == pointer
+    for found, expected in zip(matrices(extra['momentum']), slow, strict=True):
+      close(found, expected)
+
+
+@DEVICES
+@pytest.mark.parametrize('negatives', [0, 7])
+def test_the_memory_bank(devices, negatives):
+  states, _ = trace('memory_bank', devices, momentum=0.5, negatives=negatives)
+  bank = np.float64(states[0].extra['bank'])
+  for step, (views, index) in enumerate(batches(2)):
+    weights = matrices(states[step].params['network'])
+    mean = np.mean([unit(project(weights, view)) for view in views], axis=0)
+    for i, z in zip(index, mean, strict=True):
+      bank[i] = unit(0.5 * bank[i] + 0.5 * z)
+    close(states[step + 1].extra['bank'], bank)
+
+
+def test_an_image_that_is_in_a_batch_twice_is_written_once():
+  method = build('memory_bank', axis_name=None)
+  params, batch_stats, extra = method.init(jax.random.key(0), jnp.zeros((2, 4, 4, 3)))
+  (views, _), index = next(batches(2)), np.array([3, 3, 5, 7, 3, 9, 11, 13], np.int32)
+  inputs = methods.Inputs(views, index, jnp.int32(0), jax.random.key(0))
+  _, outputs = method.loss(params, batch_stats, extra, inputs)
+  z = np.mean([unit(project(matrices(params['network']), view)) for view in views], axis=0)[0]
+  close(outputs.extra['bank'][3], unit(0.5 * extra['bank'][3] + 0.5 * z))
+
+
+def test_sampled_negatives_differ_from_step_to_step():
+  states, sampled = trace('memory_bank', 1, momentum=0.5, negatives=7)
+  method = build('memory_bank', negatives=7, axis_name=None)
+  views, index = next(batches(2))
+  value = lambda key: method.loss(
+    states[0].params, {}, states[0].extra, methods.Inputs(views, index, jnp.int32(0), jax.random.key(key))
+  )[0]
+  assert abs(value(1) - value(2)) > 1e-3
+  assert np.isfinite(sampled).all()
+
+
+@DEVICES
+def test_centre_and_momentum_encoder_of_dino(devices):
+  settings = dict(loss='dino', momentum=0.8, final_momentum=1.0, centre_momentum=0.6, teacher_temperature=0.1)
+  states, values = trace('dino', devices, small=1, **settings)
+  centre = np.zeros(D)
+  for step, ((views, _), slow) in enumerate(zip(batches(2, small=1), slow_weights(states, 0.8, 1.0), strict=True)):
+    student = [project(matrices(states[step].params['network']), view) for view in views]
+    teacher = [project(slow, view) for view in views[:2]]
+    softmax = lambda x: np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+    crossed = [
+      -np.mean(np.sum(softmax((teacher[t] - centre) / 0.1) * np.log(softmax(student[s] / TAU)), axis=1))
+      for t, s in itertools.product(range(2), range(3))
+      if s != t
+    ]
+    np.testing.assert_allclose(values[step], np.mean(crossed), rtol=2e-4)
+    centre = 0.6 * centre + 0.4 * np.concatenate(teacher).mean(axis=0)
+    close(states[step + 1].extra['centre'], centre)
+    for found, expected in zip(matrices(states[step + 1].extra['momentum']), slow, strict=True):
+      close(found, expected)
+
+
+@DEVICES
+def test_queue_of_swav(devices):
+  states, _ = trace('swav', devices, loss='swav', queue=16, queue_epochs=0, small=1)
+  ring, pointer, keys = np.float64(states[0].extra['queue']), 0, states[0].extra['keys']
+  for step, (views, _) in enumerate(batches(2, small=1)):
+    ring[:, pointer : pointer + BATCH] = keys
+    pointer = (pointer + BATCH) % 16
+    keys = [unit(project(matrices(states[step].params['network']), view)) for view in views[:2]]
+    close(states[step + 1].extra['queue'], ring)
+    close(states[step + 1].extra['keys'], keys)
+
+
+def test_the_queue_of_swav_counts_once_it_is_full():
+  _, without = trace('swav', 1, loss='swav', small=1)
+  _, with_queue = trace('swav', 1, loss='swav', queue=16, queue_epochs=0, small=1)
+  assert with_queue[:2] == without[:2]  # 16 images are two batches
+  assert abs(with_queue[2] - without[2]) > 1e-5
+
+
+@DEVICES
+def test_the_average_of_the_weights(devices):
+  states, _ = trace('simclr', devices, ema=0.8)
+  average = matrices(states[0].params['network'])
+  for step in range(STEPS):
+    new = matrices(states[step + 1].params['network'])
+    average = [0.8 * old + 0.2 * fast for old, fast in zip(average, new, strict=True)]
+    for found, expected in zip(matrices(states[step + 1].evaluated[0]['network']), average, strict=True):
+      close(found, expected)
+  plain, _ = trace('simclr', devices)
+  chex.assert_trees_all_equal(plain[-1].params, states[-1].params)
+  chex.assert_trees_all_equal(plain[-1].evaluated[0], plain[-1].params)
+
+
+KINDS = {
+  'simclr': {},
+  'simclr_by_view_pair': dict(by_view_pair=True, views=3, small=1),
+  'moco': dict(queue=16, momentum=0.7, small=1),
+  'moco_symmetric': dict(queue=16, momentum=0.7, symmetric=True, intra_batch=True, views=3),
+  'moco_v3': dict(momentum=0.7, small=1),
+  'memory_bank': dict(negatives=7),
+  'byol': dict(loss='byol', tau=None, momentum=0.7, small=1),
+  'simsiam': dict(loss='simsiam', tau=None, small=1),
+  'redundancy': dict(loss='vicreg', tau=None, views=3),
+  'dino': dict(loss='dino', momentum=0.7, small=1),
+  'swav': dict(loss='swav', queue=16, queue_epochs=0, small=1),
+}
+
+
+@pytest.mark.parametrize('name', KINDS)
+@pytest.mark.parametrize(('kind', 'devices'), [('pmap', 2), ('pmap', 4), ('shard_map', 4)])
+def test_the_same_state_on_any_devices(name, kind, devices):
+  method = 'simclr' if name.startswith('simclr') else 'moco' if name == 'moco_symmetric' else name
+  one, values = trace(method, 1, **KINDS[name])
+  other, other_values = trace(method, devices, kind, **KINDS[name])
+  np.testing.assert_allclose(other_values, values, rtol=1e-4)
+  chex.assert_trees_all_close(other[-1], one[-1], rtol=1e-3, atol=1e-4)
+  assert any(abs(values[0] - value) > 1e-3 for value in values), 'nothing was trained'
+
+
+def torch_alg3(views, fast, slow, queue, t_pos=1.0, t_neg=2.0):
+  """cacr, Alg. 3 with intra-batch negatives, line by line; the gradient with respect to `fast`."""
+  fast = [torch.tensor(w, requires_grad=True) for w in fast]
+  images = [torch.tensor(np.float64(view).mean(axis=(1, 2))) for view in views]
+  normalize = functools.partial(torch.nn.functional.normalize, dim=1)
+  q_list = [normalize(image @ fast[0] @ fast[1]) for image in images]
+  k_list = [torch.tensor(unit(image.numpy() @ slow[0] @ slow[1])) for image in images]
+  stacked_k, queue = torch.stack(k_list), torch.tensor(queue)
+  positive, negative = 0.0, 0.0
+  for k, q in enumerate(q_list):
+    rest = [v for v in range(len(views)) if v != k]
+    cost = (q - stacked_k[rest]).norm(p=2, dim=-1).pow(2).transpose(1, 0)
+    weights = torch.softmax(cost.detach() * t_pos, dim=1)
+    positive = positive + (cost * weights).sum(1).mean()
+    apart = 2 - 2 * q @ queue.T
+    others = (2 - 2 * q @ q.T)[~torch.eye(len(q), dtype=torch.bool)].view(len(q), len(q) - 1)
+    apart = torch.cat([apart, others], dim=1)
+    negative = negative + (-apart * torch.softmax(-t_neg * apart, dim=1)).sum(1).mean()
+  loss = (positive + negative) / len(q_list)
+  loss.backward()
+  return loss.item(), [w.grad.numpy() for w in fast]
+
+
+@DEVICES
+def test_cacr_on_moco_is_algorithm_3(devices):
+  settings = dict(
+    loss='cacr',
+    parameters=(('stop_positive_weights', True),),
+    tau=None,
+    queue=16,
+    momentum=0.7,
+    symmetric=True,
+    intra_batch=True,
+    views=3,
+  )
+  states, values = trace('moco', devices, **settings)
+  for step, ((views, _), slow) in enumerate(zip(batches(3), slow_weights(states, 0.7), strict=True)):
+    before, after = (matrices(states[s].params['network']) for s in (step, step + 1))
+    expected, gradients = torch_alg3(views, before, slow, np.float64(states[step + 1].extra['queue']))
+    np.testing.assert_allclose(values[step], expected, rtol=2e-4, atol=1e-5)
+    for old, new, gradient in zip(before, after, gradients, strict=True):
+      close((old - new) / RATE, gradient)
+
+
+@DEVICES
+def test_moco_v3_is_its_loop(devices):
+  states, values = trace('moco_v3', devices, momentum=0.7)
+  for step, ((views, _), slow) in enumerate(zip(batches(2), slow_weights(states, 0.7, 1.0), strict=True)):
+    weights = matrices(states[step].params['network'])
+    queries = [unit(project(weights, view) @ weights[2]) for view in views]
+    keys = [unit(project(slow, view)) for view in views]
+    directions = []
+    for query, key in ((queries[0], keys[1]), (queries[1], keys[0])):
+      logits = query @ key.T / TAU
+      directions.append(np.mean(np.log(np.exp(logits).sum(axis=1)) - np.diag(logits)))
+    np.testing.assert_allclose(values[step], np.mean(directions), rtol=2e-4)
+
+
+@pytest.mark.parametrize('name', ['byol', 'simsiam'])
+def test_byol_and_simsiam_are_their_loops(name):
+  states, values = trace(name, 1, loss=name, tau=None, **({'momentum': 0.7} if name == 'byol' else {}))
+  for step, ((views, _), slow) in enumerate(zip(batches(2), slow_weights(states, 0.7, 1.0), strict=True)):
+    weights = matrices(states[step].params['network'])
+    predictions = [unit(project(weights, view) @ weights[2]) for view in views]
+    targets = [unit(project(slow if name == 'byol' else weights, view)) for view in views]
+    cosine = np.mean([np.sum(predictions[v] * targets[1 - v], axis=1).mean() for v in range(2)])
+    np.testing.assert_allclose(values[step], 2 - 2 * cosine if name == 'byol' else -cosine, rtol=2e-4, atol=1e-5)
+
+
+def test_the_queue_costs_what_the_arithmetic_says():
+  """A queue of 65,536 x 128 is 32 MiB of state, updated in place, and the step makes no copy of it."""
+
+  def memory(queue, batch=8, width=128):
+    method = build('moco', queue=queue, momentum=0.999, batch=batch, width=width, axis_name=None)
+    params, batch_stats, extra = jax.eval_shape(method.init, jax.random.key(0), jnp.zeros((2, 4, 4, 3)))
+    optimizer = optax.sgd(RATE)
+    update = make_update(method, optimizer, lambda step: RATE, [lambda key, view: view] * 2, seed=0)
+    opt_state = jax.eval_shape(optimizer.init, params)
+    state = State(jax.ShapeDtypeStruct((), jnp.int32), params, batch_stats, extra, opt_state)
+    view, index = jax.ShapeDtypeStruct((batch, 4, 4, 3), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    return jax.jit(update, donate_argnums=0).lower(state, (view, view), index).compile().memory_analysis()
+
+  small, large = memory(1024), memory(65536)
+  queue, logits = (65536 - 1024) * 128 * 4, (65536 - 1024) * 8 * 4
+  assert large.argument_size_in_bytes - small.argument_size_in_bytes == queue
+  assert large.output_size_in_bytes - small.output_size_in_bytes == queue
+  assert large.alias_size_in_bytes - small.alias_size_in_bytes == queue
+  # Beside the state: the similarities [b, M] and their gradient, of 2 MiB each.
+  assert 0 < large.temp_size_in_bytes - small.temp_size_in_bytes <= 3 * logits < queue / 4
