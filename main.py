@@ -39,11 +39,11 @@ def run(arguments):
   if CONFIG.value:
     chosen = config.load(CONFIG.value, overrides)
   elif MODE.value == 'evaluate':
-    chosen = config.restore(checkpoint.read_config(WORKDIR.value), overrides)
+    chosen = config.restore(checkpoint.read_config(WORKDIR.value), base.get_config(), overrides)
   else:
     raise ValueError('--config is missing: give a file, such as --config=configs/quickstart.py')
   config.validate(chosen, base.get_config())
-  parallel.start(chosen.parallel.processes)
+  parallel.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
   parallel.keep_compiled()
   {'train': train.train, 'evaluate': evaluate.evaluate, 'views': evaluate.draw_views}[MODE.value](chosen, WORKDIR.value)
 

@@ -64,6 +64,7 @@ def get_config(arg=''):
   config.parallel = ConfigDict()
   config.parallel.map = 'pmap'  # pmap or shard_map: the same update, the same numbers
   config.parallel.devices = 0  # how many of this machine's devices (0: all)
+  config.parallel.cpu_devices = 1  # into how many devices a CPU is split; convolutions often leave cores idle
   config.parallel.steps_per_call = 0  # steps scanned in one dispatch (0: an epoch on accelerators, 1 on a CPU)
   config.parallel.processes = 1  # more than 1: jax.distributed, one process a host, each started with the same command
 

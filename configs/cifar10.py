@@ -3,16 +3,136 @@
   python main.py --config=configs/cifar10.py --workdir=runs/cifar10
 
 One GPU (H200): about 5 minutes. kNN-200 at the last epoch: 84 or more.
-Variants: `--config=configs/cifar10.py:dystress`, `:dystress,seed=1`, and so on; see VARIANTS.
+Variants: `--config=configs/cifar10.py:dystress`, `:dystress,seed=1`, and so on; see VARIANTS. They combine, the later
+over the earlier: `:moco,dystress`, `:dcl,dystress`, `:simsiam,multi_crop`, `:byol,ema`.
 """
 
 from configs import base
+
+NONE, TENTH = dict(name='none'), dict(name='constant', tau=0.1)
+MOCO = dict(name='moco', queue=4096, momentum=0.99)
+# Sums over many features have gradients of many sizes: Adam, with a warm-up, in place of the papers' LARS.
+ADAM = dict(name='adamw', learning_rate=1e-3, weight_decay=1e-6, warmup_epochs=2.0)
+REDUNDANCY = {
+  'method': dict(name='redundancy'),
+  'projector': dict(name='barlow_twins', features=(2048, 2048, 2048)),
+  'temperature': NONE,
+  'optimizer': ADAM,
+}
+BEHAVIOUR = {
+  'views': 1,
+  'projector': dict(name='moco', features=(128,)),
+  'temperature': dict(name='constant', tau=0.3),
+  'optimizer': dict(learning_rate=0.03, schedule='step', milestones=(160, 190)),
+}
+CACR_SMALL = {
+  'model': dict(name='alexnet_small'),
+  'projector': dict(name='alexnet'),
+  'augment': dict(name='cacr_small'),
+  'optimizer': dict(
+    learning_rate=0.12, scaling='linear', weight_decay=1e-4, schedule='step', milestones=(155, 170, 185)
+  ),
+}
 
 VARIANTS = {
   # A temperature that depends on the similarity (dystress, Alg. 1).
   'dystress': {'temperature': dict(name='cosine', tau_min=0.07, tau_max=0.2)},
   # The batch of supervised A.4 and of most peers; the rate grows with it.
   'batch512': {'batch_size': 512, 'optimizer.learning_rate': 0.24},
+  # Further views of each image, and the average of the weights for evaluation, for any method.
+  'multi_crop': {'small_crops': dict(number=4, size=16, scale=(0.05, 0.3)), 'augment.crop_scale': (0.3, 1.0)},
+  'ema': {'ema': 0.999},
+  # Kukleva et al. 2023; Yeh et al. 2022 (twice); Huang et al. 2023; Wang & Isola 2020; Robinson et al. 2021.
+  'kukleva': {'temperature': dict(name='cosine_schedule', tau_min=0.1, tau_max=1.0, period=200)},
+  'dcl': {'loss': dict(name='decoupled'), 'temperature': TENTH},
+  'dclw': {'loss': dict(name='decoupled_weighted', sigma=0.5), 'temperature': TENTH},
+  'macl': {'loss': dict(name='macl', tau0=0.1, alpha=0.5), 'temperature': NONE},
+  'align_uniform': {'loss': dict(name='align_uniform', t=2.0), 'temperature': NONE},
+  'hard_negative': {'loss': dict(name='hard_negative', beta=1.0), 'temperature': dict(name='constant', tau=0.5)},
+  # Supervised A.4: alpha and lam of its CIFAR-10 rows.
+  'balanced': {
+    'batch_size': 512,
+    'augment': dict(name='supervised_cifar'),
+    'projector': dict(name='supervised_cifar'),
+    'loss': dict(name='balanced', alpha=2.0, lam=4.0),
+    'temperature': NONE,
+    'optimizer': dict(learning_rate=0.1, weight_decay=1e-4),
+  },
+  # CACR, App. C: AlexNet, K = 4 positives of 128 images, or one of 768; CMC is info_nce in its place.
+  'cacr': {
+    **CACR_SMALL,
+    'views': 5,
+    'method': dict(name='simclr', by_view_pair=True),
+    'loss': dict(name='cacr', t_pos=1.0, t_neg=0.9),
+    'temperature': NONE,
+  },
+  'cacr_k1': {
+    **CACR_SMALL,
+    'batch_size': 768,
+    'method': dict(name='simclr', by_view_pair=True),
+    'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0),
+    'temperature': NONE,
+  },
+  'cmc': {
+    **CACR_SMALL,
+    'views': 5,
+    'loss': dict(name='multi_positive'),
+    'temperature': dict(name='constant', tau=0.19),
+  },
+  # He et al. 2020 and Chen et al. 2020, with the queue that suits 50,000 images; CACR on it is cacr, Alg. 3.
+  'moco': {'method': MOCO, 'projector': dict(name='moco'), 'temperature': TENTH},
+  'cacr_moco': {
+    'views': 5,
+    'method': dict(MOCO, symmetric=True, intra_batch=True),
+    'projector': dict(name='moco'),
+    'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0, stop_positive_weights=True),
+    'temperature': NONE,
+  },
+  'moco_v3': {'method': dict(name='moco_v3'), 'projector': dict(name='moco_v3')},
+  # Behaviour, sec. 5: one view, a linear head, 4,095 negatives of the bank or the hardest 8.19 % of all of it.
+  'memory_bank': {**BEHAVIOUR, 'method': dict(name='memory_bank', negatives=4095)},
+  'memory_bank_hard': {**BEHAVIOUR, 'method': dict(name='memory_bank'), 'loss': dict(name='hard', fraction=0.0819)},
+  # Without negatives. The heads are those of the papers, narrowed to a ResNet-18 where they are for a ResNet-50.
+  'byol': {
+    'method': dict(name='byol', predictor=dict(features=(1024, 256))),
+    'projector': dict(name='byol', features=(1024, 256)),
+    'loss': dict(name='byol'),
+    'temperature': NONE,
+  },
+  'simsiam': {
+    'method': dict(name='simsiam'),
+    'projector': dict(name='simsiam', features=(2048, 2048)),  # Chen & He 2021, App. D: two layers on CIFAR
+    'loss': dict(name='simsiam'),
+    'temperature': NONE,
+  },
+  'barlow_twins': {**REDUNDANCY, 'loss': dict(name='barlow_twins', lam=0.0051)},
+  'vicreg': {**REDUNDANCY, 'loss': dict(name='vicreg')},
+  'zero_cl': {**REDUNDANCY, 'loss': dict(name='zero_cl'), 'projector': dict(name='barlow_twins', features=(512, 64))},
+  'arb': {**REDUNDANCY, 'loss': dict(name='arb'), 'projector': dict(name='barlow_twins', features=(512, 64))},
+  # Ermolov et al. 2021, sec. 4: Adam at 3e-3, 64 dimensions, which 128 images can whiten.
+  'w_mse': {
+    **REDUNDANCY,
+    'loss': dict(name='w_mse'),
+    'projector': dict(name='barlow_twins', features=(1024, 64)),
+    'optimizer': dict(ADAM, learning_rate=3e-3),
+  },
+  'dino': {
+    'method': dict(
+      name='dino',
+      momentum=0.99,
+      teacher_temperature=dict(name='linear_schedule', start=0.04, end=0.07, epochs=30),
+    ),
+    'projector': dict(name='dino', features=(2048, 256), prototypes=4096),
+    'loss': dict(name='dino'),
+    'temperature': TENTH,
+  },
+  'swav': {
+    'method': dict(name='swav', predictor=dict(number=512), queue=3840),
+    'projector': dict(name='swav', features=(512, 128)),
+    'loss': dict(name='swav'),
+    'temperature': TENTH,
+    'optimizer': ADAM,
+  },
 }
 
 

@@ -54,9 +54,13 @@ def write_text(file: pathlib.Path, text: str) -> None:
 class Checkpoints:
   """The checkpoints of one workdir: the newest few, each whole or absent, written in the background."""
 
-  def __init__(self, workdir: pathlib.Path, config: dict, keep: int):
+  def __init__(self, workdir: pathlib.Path, config: dict, keep: int | None = None):
+    """`keep` None: only to read, beside a run that may be writing."""
     self.config = config
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+    if keep is None:
+      options = ocp.CheckpointManagerOptions(read_only=True)
+    else:
+      options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
     self.manager = ocp.CheckpointManager(workdir / 'checkpoints', options=options, item_names=('state', 'config'))
 
   def latest(self) -> int | None:

@@ -55,6 +55,7 @@ LEAST = {
   'optimizer.warmup_epochs': (0, True),
   'optimizer.decay': (0, False),
   'parallel.devices': (0, True),
+  'parallel.cpu_devices': (1, True),
   'parallel.steps_per_call': (0, True),
   'parallel.processes': (1, True),
   'checkpoint.every_minutes': (0, False),
@@ -93,12 +94,15 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
   return _overridden(module.get_config(arg), overrides)
 
 
-def restore(saved: Mapping, overrides: Sequence[str] = ()) -> ConfigDict:
-  """The config of a finished run, from its config.json."""
+def restore(saved: Mapping, base: ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict:
+  """The config of a finished run, from its config.json; harmless keys that came later are those of `base`."""
   tuples = lambda x: (
     {k: tuples(v) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
   )
-  return _overridden(ConfigDict(tuples(saved)), overrides)
+  config = ConfigDict(tuples(saved))
+  for section in (key for key in HARMLESS if key in base and key in config):
+    config[section] = ConfigDict({**base[section].to_dict(), **config[section].to_dict()})
+  return _overridden(config, overrides)
 
 
 def _overridden(config, overrides):

@@ -186,7 +186,8 @@ def class_accuracy(names: Sequence[str], values: Sequence[float], what: str):
   """Accuracy of each class, worst first, of at most twenty."""
   order = np.argsort(values, kind='stable')[:20]
   figure, axis = _figure(5.4, 0.9 + 0.24 * len(order))
-  axis.barh([_short(names[i]) for i in order], [values[i] for i in order], color=COLOURS[0])
+  labels = [_short(names[i]) for i in order]
+  axis.barh(range(len(order)), [values[i] for i in order], tick_label=labels, color=COLOURS[0])
   axis.invert_yaxis()
   axis.set(xlabel=f'{what}, %', xlim=(0, 100))
   axis.grid(False, axis='y')

@@ -7,6 +7,7 @@ which.
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Callable
 
@@ -18,8 +19,13 @@ from jax.sharding import PartitionSpec as P
 AXIS = 'batch'
 
 
-def start(processes: int) -> None:
-  """Joins the other hosts. Addresses come from the cluster (TPU, Slurm, MPI) or from the JAX_COORDINATOR_* variables."""
+def start(processes: int, cpu_devices: int) -> None:
+  """Before the first use of a device: splits a CPU into several, and joins the other hosts.
+
+  Their addresses come from the cluster (TPU, Slurm, MPI) or from the JAX_COORDINATOR_* variables.
+  """
+  if cpu_devices > 1 and 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
+    jax.config.update('jax_num_cpu_devices', cpu_devices)
   if processes > 1:
     jax.distributed.initialize()
     if jax.process_count() != processes:

@@ -80,7 +80,7 @@ def prepare(config: ConfigDict) -> Run:
     near = max(config.batch_size // count, 1) * count
     raise ValueError(f'batch_size = {config.batch_size} does not divide over {count} devices: try {near}')
   methods.create(config, steps_per_epoch=1, total_steps=1)
-  _augments(config, on_device=True)
+  augments_of(config, on_device=True)
   skipped = collections.Counter()
   train, on_device = _load(config, 'train', skipped)
   if len(train) < config.batch_size:
@@ -91,7 +91,7 @@ def prepare(config: ConfigDict) -> Run:
   if config.small_crops.number and not on_device:
     number = config.small_crops.number
     raise ValueError(f'small_crops.number = {number} needs the images on the device: set data.on_device=yes, or 0')
-  augments, normalize, denormalize = _augments(config, on_device)
+  augments, normalize, denormalize = augments_of(config, on_device)
   return Run(
     config=config,
     devices=devices,
@@ -128,7 +128,7 @@ def _settings(config) -> dict:
   return augment.validate(augment.PRESETS[name] | changes)
 
 
-def _augments(config, on_device: bool):
+def augments_of(config, on_device: bool):
   """The augmentation of each view, the view that evaluations take, and the way back to pixels."""
   common = dict(size=config.data.image_size) | ({} if on_device else dict(crop=False))  # the host has cropped already
   settings = _settings(config) | common

@@ -1,5 +1,6 @@
 """Each mistake is refused before anything is compiled, in one line with the key, the value and the mend."""
 
+import json
 import pathlib
 import re
 
@@ -119,7 +120,7 @@ def test_a_key_that_a_config_invents_is_refused():
 def test_a_file_or_variant_that_does_not_exist_is_refused():
   with pytest.raises(ValueError, match=r"did you mean 'configs/cifar10.py'\?"):
     config.load('configs/cifar01.py')
-  with pytest.raises(ValueError, match=r"option 'distress' .* \(it has: batch512, dystress"):
+  with pytest.raises(ValueError, match=r"option 'distress' .* \(it has: .*batch512, .*dystress"):
     config.load('configs/cifar10.py:distress')
 
 
@@ -132,10 +133,10 @@ def test_the_difference_of_two_runs_is_named_and_harmless_keys_are_not():
 
 
 def test_a_config_survives_json():
-  import json
-
   chosen = config.load('configs/cifar10.py:dystress')
-  back = config.restore(json.loads(json.dumps(chosen.to_dict())), ['eval.k=(20,)'])
+  saved = json.loads(json.dumps(chosen.to_dict()))
+  del saved['log']['tensorboard']  # as if the key had come later
+  back = config.restore(saved, base.get_config(), ['eval.k=(20,)'])
   config.validate(back, base.get_config())
   assert (back.optimizer.milestones, back.eval.k) == ((160, 190), (20,))
   assert config.difference(chosen.to_dict(), back.to_dict()) is None

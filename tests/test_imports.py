@@ -27,7 +27,9 @@ ALLOWED = {
   'step': {'methods', 'state'},
   'run': {'methods', 'optim', 'config', 'data', 'parallel', 'state'},
 }
-ALLOWED['evals'] = {'evals', 'losses', 'step', *ALLOWED, 'report', 'figures'}
+ALLOWED['figures'] = LOSSES | {'figures'}
+ALLOWED['evals'] = {*ALLOWED, 'evals'}
+ALLOWED['report'] = {*ALLOWED, 'report'}
 ALLOWED['train'] = set(ALLOWED) | {'train'}
 
 

@@ -186,7 +186,7 @@ def means_and_gradients(params, batch, axis_name=None):
   return (means, gradients) if axis_name is None else jax.lax.pmean((means, gradients), axis_name)
 
 
-class DevicesTestCase(chex.TestCase):
+class QuickTestCase(chex.TestCase):
   """Compiles large programs for one small run each, so that it is not worth while to optimise them."""
 
   @classmethod
@@ -196,7 +196,7 @@ class DevicesTestCase(chex.TestCase):
     cls.addClassCleanup(jax.config.update, 'jax_disable_most_optimizations', False)
 
 
-class ShardingTest(DevicesTestCase):
+class ShardingTest(QuickTestCase):
   """Differentiate the mean over this device's queries, then average the gradients: that of the whole batch."""
 
   params = dict.fromkeys(SHARDED, np.random.default_rng(1).normal(size=(D, D)).astype(np.float32))

@@ -69,7 +69,8 @@ import sys
 import jax
 jax.distributed.initialize(f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]))
 from ssl_jax import config, train
-train.train(config.restore(__import__('json').loads(sys.argv[3])), sys.argv[4])
+from configs import base
+train.train(config.restore(__import__('json').loads(sys.argv[3]), base.get_config()), sys.argv[4])
 """
 
 

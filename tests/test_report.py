@@ -211,6 +211,23 @@ def test_compare_names_what_differs(runs, tmp_path):
   assert '±' not in ''.join(shown for _, _, shown in Numbers(page.read_text()).found), 'one seed has no spread'
 
 
+def test_the_command_compares_the_workdirs_that_it_is_given(runs, tmp_path):
+  root = pathlib.Path(report.__file__).parent.parent
+  command = [
+    sys.executable,
+    root / 'main.py',
+    '--mode=compare',
+    f'--workdir={tmp_path}',
+    runs / 'seed0',
+    runs / 'seed1',
+  ]
+  subprocess.run(command, check=True, timeout=120)
+  assert '2 runs of 1 configs' in (tmp_path / 'compare.md').read_text()
+  done = subprocess.run([*command, '--unknown'], check=False, timeout=120, capture_output=True, text=True)
+  assert done.returncode == 1
+  assert "'--unknown' is no flag" in done.stderr
+
+
 def test_a_run_that_was_not_evaluated_still_has_a_page(runs, tmp_path):
   for name in ('config.json', 'metrics.jsonl', 'summary.json'):
     shutil.copy(runs / 'seed0' / name, tmp_path / name)

@@ -47,7 +47,7 @@ def tiny(tmp_path, **changes):
 def final(workdir, chosen):
   """(losses of every step, the last state) of a finished run."""
   losses = [row['loss'] for row in records.read(workdir) if 'loss' in row]
-  checkpoints = checkpoint.Checkpoints(workdir, chosen.to_dict(), keep=1)
+  checkpoints = checkpoint.Checkpoints(workdir, chosen.to_dict())
   state = checkpoints.restore(run.prepare(chosen).initial_state())
   checkpoints.close()
   return losses, state
@@ -179,7 +179,7 @@ def test_a_run_that_diverges_stops_and_names_the_last_good_checkpoint(tmp_path):
   chosen = tiny(tmp_path, **{'optimizer.learning_rate': 1e18, 'checkpoint.every_steps': 1})
   with pytest.raises(train.Diverged, match=r'not finite at step \d+; the last good checkpoint is step \d'):
     train.train(chosen, tmp_path / 'run')
-  checkpoints = checkpoint.Checkpoints(tmp_path / 'run', chosen.to_dict(), keep=2)
+  checkpoints = checkpoint.Checkpoints(tmp_path / 'run', chosen.to_dict())
   kept = checkpoints.restore(run.prepare(chosen).initial_state())
   checkpoints.close()
   chex.assert_tree_all_finite(kept.params)

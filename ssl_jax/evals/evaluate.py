@@ -14,7 +14,7 @@ from ssl_jax import checkpoint, records
 from ssl_jax.config import flatten
 from ssl_jax.data import contact_sheet
 from ssl_jax.evals import check, features, finetune, judge, knn, linear
-from ssl_jax.run import Run, _augments, prepare
+from ssl_jax.run import Run, augments_of, prepare
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, make_views
 
@@ -78,7 +78,7 @@ class Evaluator:
     viewed = self.run.test.subset(np.sort(chosen))
 
     def compute():
-      augments, *_ = _augments(config, on_device=True)
+      augments, *_ = augments_of(config, on_device=True)
       augments = [augments[v % config.views] for v in range(config.eval.views)]
       view = features.view_extractor(self.run.method, augments, devices, seed=config.seed)
       size, whole = config.data.image_size, config.eval.batch_size
@@ -136,7 +136,7 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
   run = prepare(config)
   evaluator = Evaluator(run)
   workdir = checkpoint.claim(workdir, config.to_dict())
-  checkpoints = checkpoint.Checkpoints(workdir, config.to_dict(), config.checkpoint.keep)
+  checkpoints = checkpoint.Checkpoints(workdir, config.to_dict())
   if checkpoints.latest() is None:
     raise ValueError(f'--workdir={str(workdir)!r} has no checkpoint yet: train first')
   state = checkpoints.restore(run.initial_state())

@@ -17,7 +17,7 @@ from ssl_jax.data import pipeline
 from ssl_jax.evals import check, features, linear
 from ssl_jax.evals.metrics import mean_and_spread
 from ssl_jax.parallel import AXIS
-from ssl_jax.run import Run, _augments
+from ssl_jax.run import Run, augments_of
 from ssl_jax.state import State
 from ssl_jax.step import example_keys
 
@@ -57,7 +57,7 @@ def _crops_and_flips(config: ConfigDict):
   plain = ConfigDict(config.to_dict())
   plain.augment.update({name: 0.0 for name in NOT_GEOMETRIC})
   plain.augment_other = {}
-  augments, normalize, *_ = _augments(plain, on_device=True)
+  augments, normalize, *_ = augments_of(plain, on_device=True)
   return augments[0], normalize
 
 

@@ -46,7 +46,7 @@ def create(
 
   `examples` is the number of training images, where it is known already.
   """
-  spec = dict(config['method'])
+  spec = _plain(config['method'])
   name = spec.pop('name')
   if name not in METHODS:
     raise ValueError(f'method.name = {name!r} does not exist: {nearest(name, list(METHODS))}')
@@ -79,6 +79,11 @@ def create(
     axis_name=axis_name,
     **spec,
   )
+
+
+def _plain(section: Mapping) -> dict:
+  """A section as dicts, which have a repr of one line."""
+  return {key: _plain(value) if temperature.is_mapping(value) else value for key, value in section.items()}
 
 
 def _loss(method: str, kind: type[Method], spec: Mapping, tau: Mapping | None) -> Callable[..., jax.Array]:

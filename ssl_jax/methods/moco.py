@@ -72,7 +72,7 @@ class MoCo(Momentum):
       found.append(
         pairs.with_queue(
           pairs.normalize(query),
-          jnp.stack([key for v, key in enumerate(keys, start=first) if v != own or own >= large], axis=1),
+          jnp.stack([key for v, key in enumerate(keys) if v != own or not self.symmetric], axis=1),
           queue['queue'],
           in_batch=self.intra_batch,
           axis_name=self.axis_name,

@@ -16,8 +16,8 @@ def splits():
 @pytest.mark.parametrize(
   ('split', 'digest'),
   [
-    ('train', 'b3d84bbcaa8f2394'),
-    ('test', '1ff98f68c0a2369e'),
+    ('train', '68666991779bab3f'),
+    ('test', 'f751202bcdb2d013'),
   ],
 )
 def test_the_bytes_are_the_same_on_every_machine(split, digest):
@@ -87,7 +87,7 @@ def test_either_contrast_occurs_in_each_class(splits, label):
 
 
 def test_raw_pixels_classify_poorly(splits):
-  """Cosine-weighted kNN on centred pixels: above chance (10 %), far from solved."""
+  """Cosine-weighted kNN on centred pixels: above chance (12.5 %), far from solved."""
   (train, labels), (test, expected) = splits['train'], (x[:1000] for x in splits['test'])
   mean = train.mean(axis=0, dtype=np.float32)
   unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -98,7 +98,7 @@ def test_raw_pixels_classify_poorly(splits):
   for k in (1, 20, 200):
     same = [labels[nearest[:, :k]] == c for c in range(len(embedded.CLASSES))]
     votes = np.stack([(weight[:, :k] * s).sum(axis=1) for s in same], axis=1)
-    assert 0.12 < (votes.argmax(axis=1) == expected).mean() < 0.45
+    assert 0.14 < (votes.argmax(axis=1) == expected).mean() < 0.45
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,116 @@
+"""From a config to a method: what is refused, every recipe, and a method that is added from outside."""
+
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from configs import base, cifar10
+from ssl_jax import config, methods, train
+from tests.test_train import asked_to_stop_at, final, tiny
+
+NONE = dict(name='none')
+
+
+def create(changes):
+  chosen = base.get_config()
+  for key, value in changes.items():
+    config.override(chosen, key, value)
+  config.validate(chosen, base.get_config())
+  return methods.create(chosen, steps_per_epoch=10, total_steps=100, examples=1000)
+
+
+@pytest.mark.parametrize('name', cifar10.VARIANTS)
+def test_every_recipe_builds(name):
+  chosen = cifar10.get_config(name)
+  method = methods.create(chosen, steps_per_epoch=390, total_steps=78000, examples=50000)
+  images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+  params, _, extra = jax.eval_shape(method.init, jax.random.key(0), images)
+  assert params['network'].keys() == {'encoder', 'projector'} | ({'predictor'} if method.predictor else set())
+  assert all(leaf.dtype in (jnp.float32, jnp.int32) for leaf in jax.tree.leaves(extra))
+
+
+def test_every_method_has_a_recipe():
+  assert {cifar10.get_config(name).method.name for name in cifar10.VARIANTS} == set(methods.METHODS)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'method': dict(name='moco', queue=1000)}, 'method.queue = 1000 is no multiple of batch_size = 128: try 896'),
+    ({'method': dict(name='moco', queue=100)}, 'method.queue = 100 is no multiple of batch_size = 128: try 128'),
+    (
+      {'method': dict(name='moco', momentum=1.5)},
+      r'method.momentum = 1.5 is out of range: give a momentum in \[0, 1\]',
+    ),
+    ({'method': dict(name='moco', quue=128)}, "method.quue = 128 is no parameter of 'moco': did you mean 'queue'"),
+    ({'method': dict(name='moco', predictor=dict(name='byol'))}, "method.predictor = .* is no parameter of 'moco'"),
+    ({'method': dict(name='moco_v3', predictor=dict(name='bylo'))}, "'bylo' does not exist; did you mean 'byol'"),
+    ({'method': dict(name='memory_bank', negatives=-1)}, 'method.negatives = -1 is out of range'),
+    ({'views': 1}, "views = 1 are too few for 'simclr': give 2 or more"),
+    ({'method': dict(name='byol')}, "loss.name = 'info_nce' is no loss of the method 'byol': choose one of byol"),
+    ({'loss': dict(name='vicreg')}, "loss.name = 'vicreg' is no loss of the method 'simclr'"),
+    (
+      {'method': dict(name='byol'), 'loss': dict(name='byol')},
+      "temperature.name = 'constant': 'byol' takes none: set temperature.name to none",
+    ),
+    (
+      {'method': dict(name='swav'), 'loss': dict(name='swav'), 'temperature': NONE},
+      "temperature.name = 'none': 'swav' takes one: name it, such as constant",
+    ),
+    (
+      {'method': dict(name='swav', queue=100), 'loss': dict(name='swav')},
+      'method.queue = 100 is no multiple of batch_size = 128: try 128',
+    ),
+    ({'method': dict(name='swav', epsilon=0.0), 'loss': dict(name='swav')}, r'method.epsilon = 0.0 is out of range'),
+    (
+      {'method': dict(name='redundancy'), 'loss': dict(name='barlow_twins', lam=-1.0), 'temperature': NONE},
+      'loss.lam = -1.0 is out of range',
+    ),
+    (
+      {'method': dict(name='redundancy'), 'loss': dict(name='barlow_twins', lamb=1.0), 'temperature': NONE},
+      "loss.lamb = 1.0 is no argument of 'barlow_twins': did you mean 'lam'",
+    ),
+    (
+      {'method': dict(name='redundancy'), 'loss': dict(name='arb', groups=3), 'temperature': NONE},
+      'loss.groups = 3 is out of range: give a divisor of D = 128',
+    ),
+    (
+      {'method': dict(name='redundancy'), 'loss': dict(name='w_mse'), 'temperature': NONE},
+      'loss.eps = 0.0 with 128 examples of 128 features: give an eps above 0 or more examples',
+    ),
+    (
+      {'method': dict(name='dino', teacher_temperature=dict(name='linear', start=1)), 'loss': dict(name='dino')},
+      'method.teacher_temperature',
+    ),
+    ({'method': dict(name='dino', centre_momentum=1.0), 'loss': dict(name='dino')}, 'method.centre_momentum = 1.0'),
+    ({'ema': 1.0}, 'ema = 1.0 must be below 1'),
+    ({'small_crops.scale': (0.5, 0.1)}, r'small_crops.scale = \(0.5, 0.1\) must be 0 < low <= high <= 1'),
+  ],
+)
+def test_a_wrong_method_is_refused_in_one_line(changes, message):
+  with pytest.raises(ValueError, match=message) as error:
+    create(changes)
+  assert '\n' not in str(error.value)
+
+
+def test_small_crops_need_the_images_on_the_device(tmp_path):
+  chosen = tiny(tmp_path, **{'small_crops.number': 2, 'data.on_device': 'no'})
+  with pytest.raises(ValueError, match=r'small_crops.number = 2 needs the images on the device'):
+    train.train(chosen, tmp_path / 'run')
+
+
+def test_the_method_of_contributing_trains_and_resumes(tmp_path, monkeypatch):
+  """The page's method, as it stands there, on two devices, interrupted once."""
+  code = re.search(r'```python\n(.*?)```', pathlib.Path('CONTRIBUTING.md').read_text(), re.DOTALL)[1]
+  assert len([line for line in code.splitlines() if line.strip()]) < 40
+  monkeypatch.setattr(methods, 'METHODS', dict(methods.METHODS))
+  exec(compile(code, 'CONTRIBUTING.md', 'exec'), {'__name__': 'nnclr'})
+  chosen = tiny(tmp_path, method=dict(name='nnclr', queue=64), steps=4, **{'parallel.devices': 2})
+  train.train(chosen, tmp_path / 'whole')
+  with asked_to_stop_at(2), pytest.raises(train.Interrupted):
+    train.train(chosen, tmp_path / 'parts')
+  train.train(chosen, tmp_path / 'parts')
+  assert final(tmp_path / 'parts', chosen)[0] == final(tmp_path / 'whole', chosen)[0]

@@ -1,0 +1,41 @@
+"""A run with extra state that is interrupted and resumed is the same run, bit for bit."""
+
+import chex
+import pytest
+
+from ssl_jax import train
+from tests.test_train import asked_to_stop_at, final, tiny
+
+NONE, TENTH = dict(name='none'), dict(name='constant', tau=0.1)
+STATES = {
+  'queue': ({'method': dict(name='moco', queue=64, momentum=0.9)}, {'momentum', 'queue', 'pointer', 'keys'}),
+  'bank_and_average': ({'method': dict(name='memory_bank', negatives=9), 'ema': 0.9}, {'bank', 'average'}),
+  'centre': (
+    {'method': dict(name='dino'), 'loss': dict(name='dino'), 'temperature': TENTH},
+    {'momentum', 'centre'},
+  ),
+  'prototypes_and_small_crops': (
+    {
+      'method': dict(name='swav', predictor=dict(number=6), queue=64, queue_epochs=0),
+      'loss': dict(name='swav'),
+      'temperature': TENTH,
+      'small_crops': dict(number=1, size=8),
+    },
+    {'queue', 'pointer', 'keys'},
+  ),
+}
+
+
+@pytest.mark.parametrize('name', STATES)
+def test_interrupted_and_resumed_is_bit_identical(name, tmp_path):
+  changes, kept = STATES[name]
+  chosen = tiny(tmp_path, **changes, steps=5, **{'parallel.devices': 2})
+  summary = train.train(chosen, tmp_path / 'whole')
+  with asked_to_stop_at(3), pytest.raises(train.Interrupted):
+    train.train(chosen, tmp_path / 'parts')
+  resumed = train.train(chosen, tmp_path / 'parts')
+  (losses, state), (other_losses, other) = (final(tmp_path / part, chosen) for part in ('whole', 'parts'))
+  assert state.extra.keys() == kept
+  assert other_losses == losses
+  assert resumed['knn5'] == summary['knn5']
+  chex.assert_trees_all_equal(other, state)
