@@ -51,7 +51,7 @@ def run(arguments):
 def main(argv):
   from ssl_jax import train
 
-  logging.set_verbosity(logging.WARNING)  # orbax tells of every file
+  logging.set_verbosity(logging.ERROR)  # orbax tells of every file
   try:
     run(argv[1:])
   except (train.Diverged, train.Interrupted) as error:

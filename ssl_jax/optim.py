@@ -19,7 +19,8 @@ def rate(optimizer: Mapping, *, batch_size: int, steps_per_epoch: int, total_ste
   warmup = round(optimizer['warmup_epochs'] * steps_per_epoch)
   if warmup >= total_steps and warmup:
     raise ValueError(
-      f'optimizer.warmup_epochs = {optimizer["warmup_epochs"]} is {warmup} steps, and the run has {total_steps}: shorten it'
+      f'optimizer.warmup_epochs = {optimizer["warmup_epochs"]} is {warmup} steps, and the run has {total_steps}: '
+      'shorten it'
     )
   if optimizer['schedule'] == 'cosine':
     after = optax.cosine_decay_schedule(peak, total_steps - warmup)

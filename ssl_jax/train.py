@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import json
 import math
 import signal
 import threading
@@ -222,6 +221,6 @@ def _opening(run: Run, workdir, first: int) -> str:
   config, kind = run.config, run.devices.devices[0].device_kind
   begin = f'goes on at step {first}' if first else 'starts'
   return (
-    f'{config.method.name}, {config.model.name}, {config.data.name} ({len(run.train):,} images): {run.total_steps:,} steps '
-    f'of {config.batch_size} on {len(run.devices.devices)} x {kind}; {begin} in {workdir}'
+    f'{config.method.name}, {config.model.name}, {config.data.name} ({len(run.train):,} images): '
+    f'{run.total_steps:,} steps of {config.batch_size} on {len(run.devices.devices)} x {kind}; {begin} in {workdir}'
   )

@@ -32,7 +32,7 @@ def tiny(tmp_path, **changes):
     'dtype': 'float32',
     'batch_size': 32,
     'steps': STEPS,
-    'optimizer.learning_rate': 0.01,
+    'optimizer.learning_rate': 0.002,
     'temperature.tau': 0.5,
     'parallel.devices': 1,
     'eval': dict(k=(5,), every_epochs=0, batch_size=40),
@@ -147,7 +147,7 @@ def test_killed_and_resumed_is_bit_identical(reference, tmp_path, monkeypatch):
 
 
 def test_a_finished_run_is_not_trained_again(reference):
-  folder, summary, losses, state = reference
+  folder, summary, losses, _ = reference
   chosen = tiny(folder)
   again = train.train(chosen, folder / 'run')
   assert again['knn5'] == summary['knn5']
@@ -238,7 +238,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path, changes, message):
 def test_a_workdir_of_another_config_is_refused(reference):
   folder, *_ = reference
   other = tiny(folder, **{'optimizer.learning_rate': 0.5})
-  with pytest.raises(ValueError, match=r'of another config \(optimizer.learning_rate = 0.5 here, 0.01 there\)'):
+  with pytest.raises(ValueError, match=r'of another config \(optimizer.learning_rate = 0.5 here, 0.002 there\)'):
     train.train(other, folder / 'run')
 
 
