@@ -20,6 +20,7 @@ QUICK = (
   '--config.model.stage_sizes=(1,)',
   '--config.batch_size=64',
   '--config.steps=30',
+  '--config.optimizer.warmup_epochs=0',
   '--config.log.every_steps=1',
   '--config.log.tensorboard=False',
   '--config.eval.k=()',

@@ -74,10 +74,9 @@ train.train(config.restore(__import__('json').loads(sys.argv[3]), base.get_confi
 """
 
 
-@pytest.mark.parametrize(('kind', 'on_device'), [('pmap', 'yes'), ('shard_map', 'no')])
-def test_two_processes_train_the_run_of_one(kind, on_device, tmp_path):
+def test_two_processes_train_the_run_of_one(tmp_path):
   """Two devices of one process, and two processes of one device each: the same losses and the same kNN."""
-  changes = {'steps': 4, 'parallel.map': kind, 'checkpoint.every_steps': 2, 'data.on_device': on_device}
+  changes = {'steps': 4, 'checkpoint.every_steps': 2}
   train.train(tiny(tmp_path, **changes, **{'parallel.devices': 2}), tmp_path / 'one')
   chosen = tiny(tmp_path, **changes, **{'parallel.devices': 0})
   arguments = [str(portpicker.pick_unused_port())], [json.dumps(chosen.to_dict()), str(tmp_path / 'two')]

@@ -15,9 +15,10 @@ from ssl_jax.evals import knn
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, make_update, make_views
 
-IMAGES, BATCH, EPOCHS, SIZE, CROP = 1400, 20, 3, 16, 8
+IMAGES, BATCH, EPOCHS, SIZE, CROP = 1500, 25, 3, 16, 8
 STEPS = EPOCHS * IMAGES // BATCH
 LENGTHS = dict(steps_per_epoch=STEPS // EPOCHS, total_steps=STEPS)
+SEED = 0
 NONE = dict(name='none')
 TENTH = dict(name='constant', tau=0.1)
 SMALL = dict(features=(32, 16))
@@ -78,7 +79,7 @@ METHODS = {
 def chosen(changes):
   made = base.get_config()
   settings = {
-    'model': dict(name='resnet_tiny', width=16, stage_sizes=(1,), stem_stride=1),
+    'model': dict(name='resnet_tiny', width=12, stage_sizes=(1, 1), stem_stride=1),
     'projector': dict(name='simclr', **SMALL),
     'data.image_size': SIZE,
     'dtype': 'float32',
@@ -126,7 +127,7 @@ def judged(method, state):
   variables = {'params': params['network']['encoder'], 'batch_stats': batch_stats['encoder']}
   train, train_labels, test, labels = images()
   apply = lambda x: np.concatenate(
-    [encode(method.network.encoder)(variables, part) for part in np.split(x, len(x) // 200)]
+    [encode(method.network.encoder)(variables, part) for part in np.split(x, len(x) // 250)]
   )
   bank, queries = apply(train), apply(test)
   unit = queries / np.linalg.norm(queries, axis=1, keepdims=True)
@@ -148,7 +149,7 @@ def adamw(settings, rate):
 def test_every_method_learns(name):
   made = chosen(METHODS[name])
   method = methods.create(made, examples=IMAGES, **LENGTHS)
-  params, batch_stats, extra = method.init(jax.random.key(0), jnp.zeros((2, SIZE, SIZE, 3)))
+  params, batch_stats, extra = method.init(jax.random.key(SEED), jnp.zeros((2, SIZE, SIZE, 3)))
   rate = optim.rate(made.optimizer, batch_size=BATCH, **LENGTHS)
   optimizer = adamw(made.optimizer, rate)
   state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, optimizer.init(params))
