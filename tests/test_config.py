@@ -113,7 +113,7 @@ def test_a_wrong_value_is_refused(override, message):
 def test_a_key_that_a_config_invents_is_refused():
   chosen = base.get_config()
   chosen.optimizer.nesterof = True
-  with pytest.raises(ValueError, match=r"config key .optimizer\.nesterof. does not exist"):
+  with pytest.raises(ValueError, match=r'config key .optimizer\.nesterof. does not exist'):
     config.validate(chosen, base.get_config())
 
 

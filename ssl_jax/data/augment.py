@@ -1,4 +1,4 @@
-"""Augmentations in pure JAX, on the device (SPEC section 5).
+"""Augmentations in pure JAX, on the device.
 
 An example is `[H, W, 3]`: uint8 where it comes in, float32 in [0, 1] inside. Kernels (`adjust_hue`, `blur`, ...) are
 plain functions of explicit parameters and follow Pillow and torchvision, without their rounding to 8 bits between two

@@ -1,4 +1,4 @@
-"""Imbalanced subsets of a labelled set (SPEC section 6).
+"""Imbalanced subsets of a labelled set.
 
 Each function takes the labels int `[N]` of the whole set and returns the sorted positions int64 `[M]` of the images
 that stay, drawn without replacement and fixed by the seed. Classes are 0 ... C - 1, C - 1 being the largest label.
