@@ -13,7 +13,18 @@ os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.3'
 os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '0'
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update('jax_disable_most_optimizations', True)  # programs here are small: compiling them is what takes time
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
+
+
+@pytest.fixture(scope='module')
+def optimised():
+  """Compile as a user's programs are compiled, for tests of what rounding does: unfused programs round more often."""
+  jax.clear_caches()
+  jax.config.update('jax_disable_most_optimizations', False)
+  yield
+  jax.config.update('jax_disable_most_optimizations', True)
+  jax.clear_caches()

@@ -32,7 +32,7 @@ def tiny(tmp_path, **changes):
     'dtype': 'float32',
     'batch_size': 32,
     'steps': STEPS,
-    'optimizer.learning_rate': 0.002,
+    'optimizer.learning_rate': 0.01,
     'temperature.tau': 0.5,
     'parallel.devices': 1,
     'eval': dict(k=(5,), every_epochs=0, batch_size=40),
@@ -54,7 +54,7 @@ def final(workdir, chosen):
 
 
 @pytest.fixture(scope='module')
-def reference(tmp_path_factory):
+def reference(tmp_path_factory, optimised):
   """The run that the others are compared with: one device, pmap."""
   folder = tmp_path_factory.mktemp('reference')
   chosen = tiny(folder)
@@ -238,7 +238,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path, changes, message):
 def test_a_workdir_of_another_config_is_refused(reference):
   folder, *_ = reference
   other = tiny(folder, **{'optimizer.learning_rate': 0.5})
-  with pytest.raises(ValueError, match=r'of another config \(optimizer.learning_rate = 0.5 here, 0.002 there\)'):
+  with pytest.raises(ValueError, match=r'of another config \(optimizer.learning_rate = 0.5 here, 0.01 there\)'):
     train.train(other, folder / 'run')
 
 
