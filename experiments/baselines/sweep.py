@@ -1,0 +1,69 @@
+"""Every method of configs/cifar10.py for 30 epochs: does it train, how fast, in how much memory?
+
+  python -m experiments.baselines.sweep --budget-minutes=25
+
+What a config has for 200 epochs is shortened with the run: milestones, the period of a schedule, DINO's warm-up of the
+teacher's temperature, the start of SwAV's queue. Cosine schedules end with the run by themselves. Warm-ups of the
+learning rate stay as they are: they are short, and for the first steps.
+"""
+
+import pathlib
+
+from experiments import runner
+from experiments.tables import Column, Row, Sweep
+
+
+def row(variant, title, changes=None, minutes=2.5):
+  config = f'configs/cifar10.py:{variant}' if variant != 'simclr' else 'configs/cifar10.py'
+  return Row(variant, title, config, changes or {}, minutes=minutes)
+
+
+MEMORY = {'optimizer.milestones': (24, 28.5)}  # (160, 190) of 200
+CACR = {'optimizer.milestones': (23.25, 25.5, 27.75)}  # (155, 170, 185) of 200
+SWEEP = Sweep(
+  title='Every method of the papers, CIFAR-10, 30 epochs',
+  protocol=(
+    'CIFAR-10, 30 epochs, last epoch, one run at a time. kNN: backbone features, 200 neighbours, vote '
+    'exp(s/0.1). Linear: logistic regression (L-BFGS) on the same features. Seconds an epoch: the median over '
+    'the epochs but the first. Peak memory: the most that jax held on the device at once.'
+  ),
+  columns=(
+    Column('knn200', 'kNN-200, %'),
+    Column('linear', 'linear, %'),
+    Column('seconds_per_epoch', 's/epoch'),
+    Column('peak_memory_gib', 'peak memory, GiB'),
+  ),
+  common={'epochs': 30, 'eval.every_epochs': 0},
+  timed=True,
+  rows=(
+    row('simclr', 'SimCLR, τ = 0.2'),
+    row('moco', 'MoCo v2', minutes=3),
+    row('moco_v3', 'MoCo v3', minutes=3),
+    row('byol', 'BYOL', minutes=3),
+    row('simsiam', 'SimSiam'),
+    row('barlow_twins', 'Barlow Twins', minutes=3),
+    row('vicreg', 'VICReg', minutes=3),
+    row('w_mse', 'W-MSE'),
+    row('zero_cl', 'Zero-CL'),
+    row('arb', 'ARB'),
+    row('dino', 'DINO', {'method.teacher_temperature.epochs': 4.5}, minutes=3),
+    row('swav', 'SwAV', {'method.queue_epochs': 2}, minutes=3),
+    row('memory_bank', 'memory bank, 4,095 negatives', MEMORY),
+    row('memory_bank_hard', 'memory bank, the hardest 8.19 %', MEMORY, minutes=3),
+    row('dystress', 'DySTreSS'),
+    row('kukleva', "Kukleva's schedule", {'temperature.period': 30}),
+    row('dcl', 'DCL'),
+    row('dclw', 'DCLW'),
+    row('macl', 'MACL'),
+    row('balanced', 'balanced contrastive, batch 512'),
+    row('align_uniform', 'alignment and uniformity'),
+    row('hard_negative', 'hard negatives (HCL)'),
+    row('cmc', 'CMC, K = 4, AlexNet', CACR, minutes=3),
+    row('cacr', 'CACR, K = 4, AlexNet', CACR, minutes=3),
+    row('cacr_k1', 'CACR, K = 1, AlexNet', CACR),
+    row('cacr_moco', 'CACR on MoCo v2, K = 4', minutes=5),
+  ),
+)
+
+if __name__ == '__main__':
+  runner.main(SWEEP, pathlib.Path(__file__).parent)

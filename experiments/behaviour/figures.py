@@ -1,0 +1,113 @@
+"""Figures 4 to 9 of the paper from results.jsonl, with whichever rows are there.
+
+  python -m experiments.behaviour.figures
+
+writes beside this file accuracy.svg (Fig. 9), uniformity.svg (Fig. 4 and 6) and tolerance.svg (Fig. 5 and 7) against
+the temperature, separation.svg (Fig. 8) and similarities.svg, and says which rows are missing.
+"""
+
+import pathlib
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import tables
+from experiments.behaviour.sweep import SWEEP, TAUS
+from ssl_jax.figures import COLOURS, INK, MARKS, style, svg
+
+FOLDER = pathlib.Path(__file__).parent
+NAMES = {'linear': 'accuracy', 'projector/uniformity': 'uniformity', 'projector/same_label_similarity': 'tolerance'}
+KINDS = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
+Results = Mapping[str, Sequence[Mapping]]  # the results of a row, seed by seed, by its name
+
+
+@style()
+def against_temperature(column: tables.Column, results: Results) -> Figure:
+  """One measure of the ordinary and of the hard loss against τ: here, and in the paper where it has a number."""
+  figure = Figure(figsize=(4.9, 3.4), layout='constrained')
+  axis = figure.subplots()
+  rows = {row.name: row for row in SWEEP.rows}
+  for colour, mark, loss in zip(COLOURS, MARKS, ('contrastive', 'hard'), strict=False):
+    here = [(tau, column.values(results.get(f'{loss}_{tau}', ()))) for tau in TAUS]
+    here = [(tau, statistics.mean(values)) for tau, values in here if values]
+    there = [(tau, rows[f'{loss}_{tau}'].published.get(column.metric)) for tau in TAUS]
+    there = [(tau, value) for tau, value in there if value is not None]
+    common = dict(color=colour, marker=mark, markersize=5)
+    axis.plot(*zip(*there, strict=True), linestyle=':', markerfacecolor='none', label=f'{loss}, the paper', **common)
+    if here:
+      axis.plot(*zip(*here, strict=True), label=f'{loss}, here', **common)
+  for colour, name in ((COLOURS[3], 'simple'), (COLOURS[4], 'hard_simple')):
+    if values := column.values(results.get(name, ())):
+      label = f'{name.replace("_", " ")}, here'
+      axis.axhline(statistics.mean(values), color=colour, linestyle='--', linewidth=1.2, label=label)
+  axis.set(xlabel='temperature τ', ylabel=column.title)
+  axis.legend(fontsize=8, loc='lower center', bbox_to_anchor=(0.5, 1.0), ncols=2)
+  return figure
+
+
+def _panels(results: Results) -> tuple[Figure, list[tuple]]:
+  """A panel for each row, with the curves of its first seed."""
+  columns = min(4, len(results))
+  lines = -(-len(results) // columns)
+  figure = Figure(figsize=(2.4 * columns, 2.1 * lines), layout='constrained')
+  axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
+  for axis in axes[len(results) :]:
+    axis.set_visible(False)
+  titles = {row.name: row.title for row in SWEEP.rows}
+  for axis, name in zip(axes, results, strict=False):
+    axis.set_title(titles[name], fontsize=9)
+  return figure, [(axis, found[0]['curves']) for axis, found in zip(axes, results.values(), strict=False)]
+
+
+@style()
+def separation(results: Results) -> Figure:
+  """Mean similarity of the positive and of the ten nearest negatives; the lines are ± one deviation."""
+  figure, panels = _panels(results)
+  for axis, curves in panels:
+    mean, std = curves['separation_mean'], curves['separation_std']
+    colours = [COLOURS[2]] + [COLOURS[0]] * (len(mean) - 1)
+    axis.bar(range(len(mean)), mean, yerr=std, color=colours, ecolor=INK, error_kw={'elinewidth': 0.8})
+    axis.set_xticks(range(len(mean)), ['pos', *(f'n{i}' for i in range(1, len(mean)))], fontsize=6)
+    axis.grid(False, axis='x')
+  figure.supylabel('cosine similarity', fontsize=9)
+  return figure
+
+
+@style()
+def similarities(results: Results) -> Figure:
+  """Densities of the similarities of true positives, false negatives and true negatives."""
+  figure, panels = _panels(results)
+  for axis, curves in panels:
+    edges = np.array(curves['similarities_edges'])
+    for colour, (kind, label) in zip((COLOURS[2], COLOURS[1], COLOURS[0]), KINDS.items(), strict=True):
+      counts = np.array(curves[f'similarities_{kind}'])
+      axis.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, color=colour, label=label)
+    axis.set(xlim=(-1, 1), yscale='log', ylim=(1e-3, 1e2))
+  panels[0][0].legend(fontsize=6)
+  figure.supxlabel('cosine similarity', fontsize=9)
+  figure.supylabel('density', fontsize=9)
+  return figure
+
+
+def main(results: pathlib.Path = FOLDER, out: pathlib.Path = FOLDER) -> list[pathlib.Path]:
+  """Draws what the results allow, and returns the files."""
+  finished, found = tables.done(SWEEP, results), {}
+  for row in SWEEP.rows:
+    found[row.name] = [result for (name, _), result in sorted(finished.items()) if name == row.name]
+  if lacking := [name for name, of_row in found.items() if not of_row]:
+    print(f'not run yet: {", ".join(lacking)}')
+  found = {name: of_row for name, of_row in found.items() if of_row}
+  if not found:
+    return []
+  drawn = {NAMES[column.metric]: against_temperature(column, found) for column in SWEEP.columns}
+  drawn |= {'separation': separation(found), 'similarities': similarities(found)}
+  for name, figure in drawn.items():
+    (out / f'{name}.svg').write_text(svg(figure, paper='white'))
+  return [out / f'{name}.svg' for name in drawn]
+
+
+if __name__ == '__main__':
+  print('\n'.join(map(str, main(*map(pathlib.Path, sys.argv[1:])))))

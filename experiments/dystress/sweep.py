@@ -1,0 +1,117 @@
+"""DySTreSS on CIFAR-10: Tables 3, 9, 10, 13 and 16, and the ranges and shifts of App. A.3.
+
+python -m experiments.dystress.sweep --budget-minutes=25
+"""
+
+import pathlib
+
+from experiments import runner
+from experiments.tables import Column, Row, Sweep
+
+CONFIG = 'configs/cifar10.py'
+KNN, UNIFORMITY, BETWEEN = 'knn200', 'backbone/uniformity', 'backbone/inter_class_uniformity'
+RANGES = ((0.07, 0.1), (0.1, 0.2), (0.07, 0.5), (0.2, 0.5))  # tau_min, tau_max of Table 14 and Fig. 6
+SHIFTS = ((0.0, 0.5), (0.2, 0.6), (0.4, 0.7), (-0.2, 0.6), (-0.4, 0.7))  # shift, scale of Table 15
+
+
+def temperature(name, **parameters):
+  return {'temperature.name': name, **{f'temperature.{key}': value for key, value in parameters.items()}}
+
+
+def simclr(tau, **more):
+  # The paper prints one SimCLR and no temperature of it.
+  published = {KNN: 83.65, UNIFORMITY: -2.2135, BETWEEN: -0.5194}
+  return Row(f'simclr_{tau}', f'SimCLR, τ = {tau}', CONFIG, {'temperature.tau': tau}, published=published, **more)
+
+
+def ranged(low, high):
+  changes = {'temperature.tau_min': low, 'temperature.tau_max': high}
+  return Row(f'cosine_{low}_{high}', f'cosine, {low} to {high}', f'{CONFIG}:dystress', changes, further=True)
+
+
+def shifted(shift, scale):
+  changes = temperature('shifted_cosine', tau_min=0.07, tau_max=0.2, shift=shift, scale=scale)
+  return Row(f'shifted_{shift}', f'shifted cosine, {shift}', CONFIG, changes, further=True)
+
+
+BEST = dict(tau_min=0.07, tau_max=0.2)
+SWEEP = Sweep(
+  title='Dynamically scaled temperature in self-supervised contrastive learning (DySTreSS), CIFAR-10',
+  protocol=(
+    'CIFAR-10, ResNet-18, 200 epochs, last epoch. kNN: backbone features (512), 200 neighbours among the '
+    '50,000 training images, cosine-weighted vote exp(s/0.1), the 10,000 test images as queries. Uniformity '
+    'and inter-class uniformity: of the backbone features of the test images, lower is more uniform.'
+  ),
+  columns=(
+    Column(KNN, 'kNN-200, %'),
+    Column(UNIFORMITY, 'uniformity'),
+    Column(BETWEEN, 'inter-class uniformity'),
+  ),
+  rows=(
+    simclr(0.2, seeds=(0, 1, 2), note='the paper does not say its τ'),
+    Row(
+      'cosine',
+      'DySTreSS, cosine, 0.07 to 0.2',
+      f'{CONFIG}:dystress',
+      seeds=(0, 1, 2),
+      published={KNN: (85.68, 85.85), UNIFORMITY: -2.843, BETWEEN: -0.5797},
+    ),
+    simclr(0.1),
+    simclr(0.5),
+    Row('dcl', 'DCL, τ = 0.1', f'{CONFIG}:dcl', published={KNN: (84.4, 84.47), UNIFORMITY: -2.7717, BETWEEN: -0.5524}),
+    Row('macl', 'MACL, τ₀ = 0.1', f'{CONFIG}:macl', published={KNN: 84.85}),
+    Row(
+      'moco',
+      'MoCo v2, τ = 0.1',
+      f'{CONFIG}:moco',
+      published={KNN: (83.67, 83.9), UNIFORMITY: -2.1929, BETWEEN: -0.5094},
+      minutes=10,
+    ),
+    Row('linear', 'linear, 0.07 to 0.2', CONFIG, temperature('linear', **BEST), published={KNN: 85.74}),
+    Row('exponential', 'exponential, 0.07 to 0.2', CONFIG, temperature('exponential', **BEST), published={KNN: 85.81}),
+    Row(
+      'monotonic',
+      'monotonic cosine, 0.07 to 0.2',
+      CONFIG,
+      temperature('monotonic_cosine', **BEST),
+      published={KNN: 85.84},
+    ),
+    # What the authors' code does where it differs from the paper: SGD without momentum, at 0.2.
+    Row(
+      'simclr_0.2_plain_sgd',
+      'SimCLR, τ = 0.2, no momentum, rate 0.2',
+      CONFIG,
+      {'temperature.tau': 0.2, 'optimizer.momentum': 0.0, 'optimizer.learning_rate': 0.2},
+      published={KNN: 83.65},
+      further=True,
+    ),
+    Row(
+      'cosine_plain_sgd',
+      'DySTreSS, no momentum, rate 0.2',
+      f'{CONFIG}:dystress',
+      {'optimizer.momentum': 0.0, 'optimizer.learning_rate': 0.2},
+      published={KNN: (85.68, 85.85)},
+      further=True,
+    ),
+    simclr(0.07, further=True),
+    simclr(1.0, further=True),
+    *(ranged(*pair) for pair in RANGES),
+    *(shifted(*pair) for pair in SHIFTS),
+    Row(
+      'dclw',
+      'DCLW, τ = 0.1',
+      f'{CONFIG}:dclw',
+      published={KNN: 84.02, UNIFORMITY: -2.5482, BETWEEN: -0.5349},
+      further=True,
+    ),
+    Row('dcl_cosine', 'DCL with DySTreSS', f'{CONFIG}:dcl,dystress', further=True),
+    Row('moco_cosine', 'MoCo v2 with DySTreSS', f'{CONFIG}:moco,dystress', minutes=10, further=True),
+    Row('kukleva', "Kukleva's schedule, 0.1 to 1", f'{CONFIG}:kukleva', further=True),
+    # Table 9, which has a batch of 256.
+    Row('dino', 'DINO, batch 256', f'{CONFIG}:dino', {'batch_size': 256}, published={KNN: 84.02}, further=True),
+    Row('w_mse', 'W-MSE, batch 256', f'{CONFIG}:w_mse', {'batch_size': 256}, published={KNN: 85.52}, further=True),
+  ),
+)
+
+if __name__ == '__main__':
+  runner.main(SWEEP, pathlib.Path(__file__).parent)

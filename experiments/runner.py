@@ -1,0 +1,253 @@
+"""Does the runs of a paper's table that are missing, and keeps what they gave.
+
+  python -m experiments.dystress.sweep --budget-minutes=25   # what is missing, most important first, for 25 minutes
+  python -m experiments.dystress.sweep --list                # what is done and what is not, with each run's command
+  python -m experiments.dystress.sweep --table               # results.jsonl -> the table in README.md
+
+A run is one process of main.py and one line of results.jsonl: config, commit, seed, device, wall time, protocol and
+every metric at the last epoch. An interrupted sweep stops its runs, which save themselves; the same command goes on.
+"""
+
+import argparse
+import datetime
+import json
+import math
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from experiments import tables
+from experiments.tables import Row, Sweep
+from ssl_jax.names import nearest
+
+GRACE = 2.0  # minutes that runs may go over the budget before they are stopped
+
+
+def missing(sweep: Sweep, finished: Mapping, only: Sequence[str] = (), seeds: int = 0) -> list[tuple[Row, int]]:
+  """(row, seed) of every run that is not done: first seeds first, further rows last. `seeds`: at least so many."""
+  names = [row.name for row in sweep.rows]
+  for name in only:
+    if name not in names:
+      raise ValueError(f'--only={name!r} is no row of the sweep: {nearest(name, names)}')
+  jobs = []
+  for place, row in enumerate(sweep.rows):
+    wanted = [*row.seeds, *(seed for seed in range(seeds) if seed not in row.seeds)]
+    for turn, seed in enumerate(wanted if not only or row.name in only else ()):
+      if (row.name, seed) not in finished:
+        jobs.append(((row.further, turn, place), row, seed))
+  return [(row, seed) for _, row, seed in sorted(jobs, key=lambda job: job[0])]
+
+
+def estimate(sweep: Sweep, row: Row, seed: int, finished: Mapping, device: str, runs: pathlib.Path) -> float:
+  """Minutes that a run would take alone: from runs of the same config file and options here, or the row's guess."""
+  epochs = sweep.resolve(row, seed)['epochs']
+  like = {other.name for other in sweep.rows if other.config == row.config}
+  like = [r for (name, _), r in finished.items() if name in like and r['device'] == device]
+  times = [r['wall_seconds'] / 60 / slowdown(r['side_by_side']) * epochs / r['epochs'] for r in like]
+  logged = _metrics(runs / f'{row.name}_seed{seed}')  # of a run that was interrupted
+  part = max((r.get('epoch', 0.0) for r in logged), default=0.0) / epochs
+  return (statistics.mean(times) if times else row.minutes) * max(1 - part, 0.2)  # it still starts and evaluates
+
+
+def slowdown(side_by_side: int) -> float:
+  """How much longer a run takes beside others: 1.6 times for two (measured: ResNet-18, batch 128, one H200, MPS)."""
+  return 1 + 0.6 * (side_by_side - 1)
+
+
+def device_here() -> str:
+  """In the words of a result. Not from jax, which would take the GPU's memory."""
+  try:
+    told = subprocess.run(['nvidia-smi', '--query-gpu=name', '--format=csv,noheader'], capture_output=True, text=True)
+  except OSError:
+    return '1 x cpu'
+  names = told.stdout.splitlines()
+  return f'{len(names)} x {names[0]}' if names else '1 x cpu'
+
+
+def commit_here() -> str:
+  """The commit of the code, '-dirty' where files differ from it that are not results."""
+
+  def git(*arguments):
+    return subprocess.run(['git', *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+  results = [f':!experiments/*/{name}' for name in ('results.jsonl', 'README.md', '*.svg')]
+  try:
+    return git('rev-parse', 'HEAD') + ('-dirty' if git('status', '--porcelain', '--', '.', *results) else '')
+  except (OSError, subprocess.CalledProcessError):
+    raise ValueError('git does not tell the commit here: give --commit=HASH') from None
+
+
+def _metrics(workdir: pathlib.Path) -> list[dict]:
+  """The rows of metrics.jsonl; an interruption may have cut the last one short."""
+  file = workdir / 'metrics.jsonl'
+  return [json.loads(line) for line in (file.read_text().splitlines() if file.exists() else ()) if line.endswith('}')]
+
+
+class Child:
+  """A run of main.py. Its log and the time of its parts, where it was interrupted, lie in its workdir."""
+
+  def __init__(self, sweep: Sweep, row: Row, seed: int, runs: pathlib.Path, program: str, environment: Mapping):
+    self.sweep, self.row, self.seed, self.name = sweep, row, seed, f'{row.name}_seed{seed}'
+    self.workdir, self.start = runs / self.name, time.monotonic()
+    self.workdir.mkdir(parents=True, exist_ok=True)
+    arguments = [sys.executable, program, *sweep.command(row, seed, runs)[2:]]
+    with (self.workdir / 'log.txt').open('a') as log:
+      # In a group of its own: Ctrl-C reaches this program alone, which asks each run to stop.
+      common = dict(stdout=log, stderr=subprocess.STDOUT, process_group=0)
+      self.process = subprocess.Popen(arguments, env=environment, **common)
+
+  def seconds(self) -> float:
+    """Of this part and of those before it."""
+    file = self.workdir / 'wall_seconds'
+    total = time.monotonic() - self.start + (float(file.read_text()) if file.exists() else 0.0)
+    file.write_text(f'{total}\n')
+    return round(total, 1)
+
+  def result(self, **facts) -> dict:
+    """The row of results.jsonl, or an error with the last line of the log."""
+    if self.process.returncode:
+      lines = [line for line in (self.workdir / 'log.txt').read_text(errors='replace').splitlines() if line.strip()]
+      raise ValueError(lines[-1] if lines else f'exit status {self.process.returncode}')
+    load = lambda name: json.loads((self.workdir / f'{name}.json').read_text())
+    config, summary, evaluation = load('config'), load('summary'), load('evaluation')
+    if evaluation['step'] != summary['steps']:
+      raise ValueError(f'evaluation.json is of step {evaluation["step"]}; the last is {summary["steps"]}')
+    config['data']['path'] = ''
+    seconds = [self.sweep.images / r['images_per_second'] for r in _metrics(self.workdir) if 'images_per_second' in r]
+    metrics = {k: v for k, v in evaluation.items() if isinstance(v, int | float) and k not in ('step', 'epoch')}
+    metrics |= {f'{layer}/{k}': v for layer, found in evaluation['measures'].items() for k, v in found.items()}
+    with np.load(self.workdir / 'evaluation.npz') as stored:
+      curves = {name: [round(float(x), 6) for x in stored[name]] for name in self.sweep.curves}
+    return {
+      'name': self.row.name,
+      'seed': self.seed,
+      **facts,
+      **{key: summary[key] for key in ('device', 'jax', 'peak_memory_gib')},
+      # The first row has the time of compiling in it, and so has the first after an interruption: the median.
+      'seconds_per_epoch': round(statistics.median(seconds[1:] or seconds), 4),
+      'epochs': evaluation['epoch'],
+      'protocol': self.sweep.protocol,
+      'images': evaluation['images'],
+      'finished_at': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+      'metrics': metrics,
+      'curves': curves,
+      'config': config,
+    }
+
+
+def run(
+  sweep: Sweep,
+  folder: pathlib.Path,
+  *,
+  runs: pathlib.Path,
+  budget: float = math.inf,
+  side_by_side: int = 1,
+  only: Sequence[str] = (),
+  seeds: int = 0,
+  commit: str = '',
+  program: str = 'main.py',
+  grace: float = GRACE,
+) -> list[str]:
+  """Does what is missing and fits into the budget, in minutes. Returns the names of the runs that failed."""
+  if side_by_side > 1 and sweep.timed:
+    raise ValueError(f'--side-by-side={side_by_side} would spoil the times of this table: leave it out')
+  start, device, commit = time.monotonic(), device_here(), commit or commit_here()
+  elapsed = lambda: (time.monotonic() - start) / 60
+  say = lambda text: print(f'[{elapsed():5.1f} min] {text}', flush=True)
+  finished, running, failed, signals = tables.done(sweep, folder), [], [], []
+  jobs = missing(sweep, finished, only, seeds)
+  stopping, looking = False, True  # what does not fit now fits no later, until there are new results
+  share = {'XLA_PYTHON_CLIENT_MEM_FRACTION': f'{0.9 / side_by_side:.3f}'} if side_by_side > 1 else {}
+  stops = (signal.SIGINT, signal.SIGTERM)
+  previous = [signal.signal(number, lambda number, _: signals.append(number)) for number in stops]
+  try:
+    while True:
+      while looking and jobs and len(running) < side_by_side and not stopping:
+        needed = [estimate(sweep, *job, finished, device, runs) * slowdown(side_by_side) for job in jobs]
+        first = next((i for i, minutes in enumerate(needed) if elapsed() + minutes <= budget), None)
+        if looking := first is not None:
+          say(f'starts {jobs[first][0].name}, seed {jobs[first][1]}: about {needed[first]:.1f} min')
+          running.append(Child(sweep, *jobs.pop(first), runs, program, os.environ | share))
+      if not running:
+        break
+      time.sleep(0.1)
+      if not stopping and (signals or elapsed() > budget + grace):
+        stopping = True
+        say(f'stops {", ".join(child.name for child in running)}')
+        for child in running:
+          child.process.terminate()
+      if len(signals) > 1:  # asked twice
+        for child in running:
+          child.process.kill()
+      for child in [child for child in running if child.process.poll() is not None]:
+        running.remove(child)
+        looking = True
+        typed = shlex.join(sweep.command(child.row, child.seed, pathlib.Path('runs') / folder.name))
+        facts = dict(command=typed, commit=commit, wall_seconds=child.seconds(), side_by_side=side_by_side)
+        try:
+          result = child.result(**facts)
+        except (ValueError, OSError, KeyError) as error:
+          failed += [] if stopping else [child.name]
+          say(f'{child.name} {"is stopped, the same command goes on with it" if stopping else "failed"}: {error}')
+          continue
+        tables.append(folder / 'results.jsonl', result)
+        finished[child.row.name, child.seed] = result
+        shutil.rmtree(child.workdir / 'features', ignore_errors=True)  # up to a GB, and main.py can make it again
+        told = [(column, column.values([result])) for column in sweep.columns]
+        say(f'{child.name}: ' + ', '.join(f'{column.title} {column.show(found[0])}' for column, found in told if found))
+  finally:
+    for child in running:  # after an error of this program
+      child.process.terminate()
+    for number, handler in zip(stops, previous, strict=True):
+      signal.signal(number, handler)
+  if jobs:
+    say(f'{len(jobs)} runs are still missing; next is {jobs[0][0].name}, seed {jobs[0][1]}')
+  return failed
+
+
+def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = None, program: str = 'main.py') -> None:
+  parser = argparse.ArgumentParser(description=f'{sweep.title}. {sweep.protocol}')
+  names = lambda text: [name for name in text.split(',') if name]
+  parser.add_argument('--list', action='store_true', help='say what is done and what is missing')
+  parser.add_argument('--table', action='store_true', help='write the table of the results into README.md')
+  parser.add_argument(
+    '--budget-minutes', dest='budget', type=float, default=math.inf, help='no run starts that would end later'
+  )
+  parser.add_argument('--side-by-side', type=int, default=1, help='so many runs at once (2 with NVIDIA MPS)')
+  parser.add_argument('--only', type=names, default=(), help='names of rows, parted by commas')
+  parser.add_argument('--seeds', type=int, default=0, help='at least so many seeds of each row')
+  parser.add_argument('--runs', type=pathlib.Path, default=pathlib.Path('runs') / folder.name, help='the workdirs')
+  parser.add_argument('--commit', default='', help='of the code, where git does not tell')
+  chosen = vars(parser.parse_args(arguments))
+  listing, writing, failed = chosen.pop('list'), chosen.pop('table'), []
+  try:
+    if listing:
+      return describe(sweep, folder, chosen)
+    if not writing:
+      failed = run(sweep, folder, **chosen, program=program)
+    tables.write(sweep, folder)
+  except ValueError as error:
+    sys.exit(f'{folder.name}: {error}')
+  if failed:
+    sys.exit(f'{folder.name}: failed: {", ".join(failed)}')
+
+
+def describe(sweep: Sweep, folder: pathlib.Path, chosen: Mapping) -> None:
+  """Each row: seeds done, seeds missing, minutes, and the command of the next seed."""
+  finished, device, runs = tables.done(sweep, folder), device_here(), chosen['runs']
+  left = missing(sweep, finished, chosen['only'], chosen['seeds'])
+  for row in sweep.rows:
+    ready, waiting = [seed for name, seed in finished if name == row.name], [s for other, s in left if other is row]
+    seed = (waiting or row.seeds)[0]
+    minutes = estimate(sweep, row, seed, finished, device, runs)
+    print(f'{row.name}: seeds done {ready}, missing {waiting}, {minutes:.1f} min each{", further" * row.further}')
+    print(f'  {shlex.join(sweep.command(row, seed, runs))}')

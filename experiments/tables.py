@@ -1,0 +1,171 @@
+"""A paper's table as data: its rows, the commands that run them, the results that are there, and the Markdown."""
+
+import dataclasses
+import json
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+
+from configs import base
+from ssl_jax.config import HARMLESS, NAMED, flatten, load, validate
+
+MARKS = ('<!-- table -->', '<!-- end of table -->')
+# What two runs of one row may differ in.
+IRRELEVANT = (*(key for key in HARMLESS if key != 'eval'), 'eval.every_epochs', 'eval.batch_size')
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """One line of a table: a config, the seeds it is run with, and what the paper says comes out."""
+
+  name: str  # of the runs; letters, digits, '.', '_' and '-'
+  title: str  # in words
+  config: str  # FILE.py[:options]
+  changes: Mapping = dataclasses.field(default_factory=dict)  # of the config's keys
+  seeds: tuple[int, ...] = (0,)
+  published: Mapping[str, float | tuple[float, float]] = dataclasses.field(default_factory=dict)  # or a range
+  minutes: float = 8.0  # of one run, alone on an H200, until one is measured
+  note: str = ''
+  further: bool = False  # run after all rows that are not
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+  """A metric in the table: of `metrics` of a result, or a field of the result itself."""
+
+  metric: str
+  title: str
+  digits: int = 2
+
+  def values(self, results: Sequence[Mapping]) -> list[float]:
+    found = [result['metrics'].get(self.metric, result.get(self.metric)) for result in results]
+    return [value for value in found if value is not None]
+
+  def show(self, value: float, sign: str = '') -> str:
+    return f'{value:{sign}.{self.digits}f}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+  """A table, and how its runs are judged."""
+
+  title: str
+  protocol: str  # in a sentence or two
+  rows: Sequence[Row]  # the most important first
+  columns: Sequence[Column]
+  common: Mapping = dataclasses.field(default_factory=dict)  # changes of the config, of all rows
+  curves: Sequence[str] = ()  # arrays of evaluation.npz that a result keeps, for figures
+  images: int = 50_000  # training images; metrics.jsonl gets a row an epoch
+  timed: bool = False  # the table has times, which runs side by side would spoil
+
+  def overrides(self, row: Row, seed: int) -> list[str]:
+    """What a run changes in its config, as key=value."""
+    changes = {'seed': seed, **self.common, **row.changes, 'eval.at_end': True}
+    texts = [f'{key}={value if isinstance(value, str) else repr(value)}' for key, value in changes.items()]
+    return [*texts, f'log.every_steps={max(1, self.images // load(row.config, texts).batch_size)}']
+
+  def resolve(self, row: Row, seed: int) -> dict:
+    """The whole config of a run, or an error that says what is wrong with it."""
+    chosen = load(row.config, self.overrides(row, seed))
+    validate(chosen, base.get_config())
+    return chosen.to_dict()
+
+  def command(self, row: Row, seed: int, runs: pathlib.Path) -> list[str]:
+    flags = [f'--config.{text}' for text in self.overrides(row, seed)]
+    return ['python', 'main.py', f'--config={row.config}', f'--workdir={runs / f"{row.name}_seed{seed}"}', *flags]
+
+
+# Results
+
+
+def read(file: pathlib.Path) -> list[dict]:
+  """The rows of results.jsonl; a last line that was cut short does not count."""
+  lines = file.read_text().splitlines() if file.exists() else []
+  found = []
+  for number, line in enumerate(lines, start=1):
+    try:
+      found.append(json.loads(line))
+    except json.JSONDecodeError:
+      if number < len(lines):
+        raise ValueError(f'{file}: line {number} is not JSON: mend it or take it out') from None
+  return found
+
+
+def append(file: pathlib.Path, result: Mapping) -> None:
+  """Adds a row to results.jsonl, which is whole at any time; a line that was cut short goes."""
+  part = file.with_suffix('.part')
+  part.write_text(''.join(json.dumps(row) + '\n' for row in [*read(file), result]))
+  part.replace(file)
+
+
+def done(sweep: Sweep, folder: pathlib.Path) -> dict[tuple[str, int], dict]:
+  """{(name, seed): result}. Refuses a result that is not of the row whose name it has."""
+  rows, found = {row.name: row for row in sweep.rows}, {}
+  for result in read(folder / 'results.jsonl'):
+    name, seed = result['name'], result['seed']
+    what = f'{folder / "results.jsonl"}: {name!r}, seed {seed},'
+    if name not in rows:
+      raise ValueError(f'{what} is no row of the sweep: give the row its name back, or take the line out')
+    here, there = _relevant(sweep.resolve(rows[name], seed)), _relevant(result['config'])
+    for key in sorted(here.keys() | there.keys()):
+      if here.get(key) != there.get(key):
+        differs = f'{key} = {here.get(key)!r} in the sweep, {there.get(key)!r} there'
+        raise ValueError(f'{what} is of another config ({differs}): give the row another name, or take the line out')
+    found[name, seed] = result
+  return found
+
+
+def _relevant(config: Mapping) -> dict:
+  """What makes a run what it is. A key that the config does not know yet had its default then."""
+  flat = {k: v for k, v in flatten(base.get_config()).items() if k.split('.')[0] not in NAMED} | flatten(config)
+  return {k: v for k, v in flat.items() if not any(k == key or k.startswith(key + '.') for key in IRRELEVANT)}
+
+
+# Markdown
+
+
+def markdown(sweep: Sweep, finished: Mapping) -> str:
+  """The rows beside the published numbers, mean ± standard deviation over seeds; '—' where nothing was run yet."""
+  compared = [any(column.metric in row.published for row in sweep.rows) for column in sweep.columns]
+  head = ['row']
+  for column, both in zip(sweep.columns, compared, strict=True):
+    head += [f'{column.title}: published', 'here', 'difference'] if both else [column.title]
+  lines, waiting = [[*head, 'seeds', 'config'], ['---'] * (len(head) + 2)], []
+  for row in sweep.rows:
+    results = [result for (name, _), result in sorted(finished.items()) if name == row.name]
+    if row.further and not results:
+      waiting.append(row.name)
+      continue
+    cells = [f'{row.title} ({row.note})' if row.note else row.title]
+    for column, both in zip(sweep.columns, compared, strict=True):
+      cells += _cells(column, row.published.get(column.metric), column.values(results), both)
+    lines.append([*cells, str(len(results)), f'`{" ".join([row.config, *_flags(row.changes)])}`'])
+  text = f'{sweep.protocol}\n\n' + ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+  text += f'\nEach row has `{" ".join(_flags(sweep.common))}` too.\n' if sweep.common else ''
+  return text + (f'\nFurther rows of the sweep, not run yet: {", ".join(waiting)}.\n' if waiting else '')
+
+
+def _flags(changes: Mapping) -> list[str]:
+  return [f'--config.{key}={value}'.replace(' ', '') for key, value in changes.items()]
+
+
+def _cells(column: Column, published: float | tuple | None, values: Sequence[float], compared: bool) -> list[str]:
+  """Published, here and difference; here alone in a column that the paper does not have."""
+  mean = statistics.mean(values) if values else None
+  here = column.show(mean) if values else '—'
+  here += f' ± {column.show(statistics.stdev(values))}' if len(values) > 1 else ''
+  if published is None:
+    return ['', here, ''] if compared else [here]
+  low, high = published if isinstance(published, tuple) else (published, published)
+  text = column.show(low) if low == high else f'{column.show(low)} to {column.show(high)}'
+  return [text, here, column.show(mean - min(max(mean, low), high), '+') if values else '—']
+
+
+def write(sweep: Sweep, folder: pathlib.Path) -> None:
+  """Puts the table between the marks of README.md."""
+  file = folder / 'README.md'
+  before, first, rest = file.read_text().partition(MARKS[0])
+  _, last, after = rest.partition(MARKS[1])
+  if not (first and last):
+    raise ValueError(f'{file} has no {MARKS[0]} and {MARKS[1]}: put them where the table goes')
+  file.write_text(f'{before}{first}\n{markdown(sweep, done(sweep, folder))}{last}{after}')

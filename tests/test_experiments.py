@@ -1,0 +1,382 @@
+"""The papers' tables: every row is a sound config, and the runner does what is missing, no more, whatever happens."""
+
+import importlib
+import json
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from configs import cifar10
+from experiments import runner, tables
+from experiments.behaviour import figures
+from experiments.tables import Column, Row, Sweep
+from ssl_jax import methods
+from tests.test_train import tiny
+
+ROOT = pathlib.Path(__file__).parent.parent
+SWEEPS = {
+  name: importlib.import_module(f'experiments.{name}.sweep').SWEEP
+  for name in ('dystress', 'behaviour', 'cacr', 'supervised', 'baselines')
+}
+
+# In the place of main.py. τ tells it what to do: 0.9 fails, 0.8 waits to be interrupted, 0.7 waits for another run.
+STUB = """
+import json, os, pathlib, signal, sys, time
+import numpy as np
+from ssl_jax import config
+
+given = dict(argument[2:].split('=', 1) for argument in sys.argv[1:])
+workdir = pathlib.Path(given.pop('workdir'))
+chosen = config.load(given.pop('config'), [f'{key[7:]}={value}' for key, value in given.items()])
+tau = chosen.temperature.get('tau')
+(workdir / 'share').write_text(os.environ.get('XLA_PYTHON_CLIENT_MEM_FRACTION', 'all'))
+if tau == 0.9:
+  sys.exit('ssl_jax: the loss is not finite at step 3')
+if tau == 0.8 and not (workdir / 'saved').exists():
+  def stop(*_):
+    (workdir / 'saved').touch()
+    sys.exit('ssl_jax: stopped; saved')
+  signal.signal(signal.SIGTERM, stop)
+  (workdir / 'metrics.jsonl').write_text(json.dumps({'epoch': 0.75 * chosen.epochs, 'images_per_second': 1.0}) + '\\n')
+  print('three quarters', flush=True)
+  time.sleep(60)
+end = time.monotonic() + 30
+while tau == 0.7 and len(list(workdir.parent.glob('*/share'))) < 2 and time.monotonic() < end:
+  time.sleep(0.05)
+rows = [json.dumps({'epoch': float(n), 'images_per_second': rate}) for n, rate in enumerate((1, 500, 400), start=1)]
+(workdir / 'metrics.jsonl').write_text('\\n'.join(rows))
+(workdir / 'config.json').write_text(json.dumps(chosen.to_dict()))
+machine = {'device': '1 x cpu', 'jax': '0', 'peak_memory_gib': None}
+(workdir / 'summary.json').write_text(json.dumps({'steps': 10, **machine}))
+measures = {'backbone': {'uniformity': -2.5}}
+judged = {'step': 10, 'epoch': float(chosen.epochs), 'knn200': 80.0 + chosen.seed, 'linear_std': None}
+judged |= {'images': {'train': 2000}, 'measures': measures, 'classes': {'knn200': [1.0]}, 'features': 'backbone'}
+(workdir / 'evaluation.json').write_text(json.dumps(judged))
+np.savez(workdir / 'evaluation.npz', curve=np.arange(3.0))
+"""
+
+
+def tau(value, **more):
+  changes = {'temperature.tau': value, 'data.path': '/somewhere'}
+  return Row(f'tau_{value}', f'τ = {value}', 'configs/cifar10.py', changes, published={'knn200': 80.5}, **more)
+
+
+def sweep_of(*rows, **more):
+  columns = (Column('knn200', 'kNN-200, %'), Column('backbone/uniformity', 'uniformity'))
+  return Sweep('A title', 'A protocol.', rows, columns, images=2000, **more)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+  """(a folder with a README, how to run a sweep in it with the stub); configs are found from the repository's root."""
+  monkeypatch.chdir(ROOT)
+  monkeypatch.setenv('PYTHONPATH', str(ROOT))
+  (tmp_path / 'stub.py').write_text(STUB)
+  folder = tmp_path / 'paper'
+  folder.mkdir()
+  (folder / 'README.md').write_text(f'Before.\n\n{tables.MARKS[0]}\nold\n{tables.MARKS[1]}\n\nAfter.\n')
+  settings = dict(runs=tmp_path / 'runs', commit='abc', program=str(tmp_path / 'stub.py'))
+  return folder, lambda sweep, **more: runner.run(sweep, folder, **{**settings, **more})
+
+
+def result(sweep, row, seed, **more):
+  """As a run would leave it in results.jsonl."""
+  facts = dict(device='1 x cpu', side_by_side=1, wall_seconds=600.0, epochs=200.0)
+  config = json.loads(json.dumps(sweep.resolve(row, seed)))
+  return {'name': row.name, 'seed': seed, 'config': config, 'metrics': {'knn200': 80.0 + seed}, **facts, **more}
+
+
+# The sweeps
+
+
+@pytest.mark.parametrize('name', SWEEPS)
+def test_every_row_is_a_sound_config(name):
+  sweep = SWEEPS[name]
+  names = [row.name for row in sweep.rows]
+  assert len(set(names)) == len(names)
+  resolved = []
+  for row in sweep.rows:
+    assert re.fullmatch(r'[\w.-]+', row.name)
+    assert set(row.published) <= {column.metric for column in sweep.columns}
+    config = sweep.resolve(row, 0)
+    methods.create(config, steps_per_epoch=390, total_steps=390 * config['epochs'])
+    assert config['eval']['at_end'] and config['data']['name'] == 'cifar10'
+    assert config['log']['every_steps'] == 50_000 // config['batch_size']
+    resolved.append(json.dumps(config))
+  assert len(set(resolved)) == len(resolved), 'two rows are the same run'
+
+
+@pytest.mark.parametrize('name', SWEEPS)
+def test_the_table_in_the_readme_is_that_of_the_results(name):
+  folder = ROOT / 'experiments' / name
+  text = (folder / 'README.md').read_text()
+  shown = text.split(tables.MARKS[0] + '\n')[1].split(tables.MARKS[1])[0]
+  assert shown == tables.markdown(SWEEPS[name], tables.done(SWEEPS[name], folder)), 'run the sweep with --table'
+
+
+def test_the_papers_main_rows_come_first():
+  needed = {
+    'dystress': 'simclr_0.1 simclr_0.2 simclr_0.5 dcl macl moco cosine linear exponential monotonic',
+    'behaviour': 'contrastive_0.07 contrastive_0.3 contrastive_1.0 hard_0.3 simple hard_simple',
+    'cacr': 'cl au_cl hn_cl cacr_k1 cmc cacr_k4 uaur',
+    'supervised': 'balanced_2_4 balanced_4_2 balanced_1_1 generalized_nt_xent_2_2',
+  }
+  for name, rows in needed.items():
+    assert {row.name for row in SWEEPS[name].rows if not row.further} == set(rows.split())
+  seeds = {row.name: row.seeds for row in SWEEPS['dystress'].rows}
+  assert seeds['simclr_0.2'] == seeds['cosine'] == (0, 1, 2)
+
+
+def test_baselines_has_every_method():
+  options_of_any_method = {'batch512', 'multi_crop', 'ema'}
+  assert {row.name for row in SWEEPS['baselines'].rows} == cifar10.VARIANTS.keys() - options_of_any_method | {'simclr'}
+  assert all(SWEEPS['baselines'].resolve(row, 0)['epochs'] == 30 for row in SWEEPS['baselines'].rows)
+
+
+def test_a_sweep_needs_no_jax():
+  code = 'import sys, experiments.dystress.sweep; sys.exit("jax" in sys.modules)'
+  assert subprocess.run([sys.executable, '-c', code], cwd=ROOT).returncode == 0
+
+
+# What is missing, and how long it takes
+
+
+def test_first_seeds_come_first_and_further_rows_last():
+  one, two, late = tau(0.1, seeds=(0, 1)), tau(0.2, seeds=(0, 1)), tau(0.3, further=True)
+  order = lambda *arguments: [(row.name, seed) for row, seed in runner.missing(sweep_of(late, one, two), *arguments)]
+  assert order({}) == [('tau_0.1', 0), ('tau_0.2', 0), ('tau_0.1', 1), ('tau_0.2', 1), ('tau_0.3', 0)]
+  assert order({('tau_0.1', 0): {}, ('tau_0.3', 0): {}})[0] == ('tau_0.2', 0)
+  assert order({}, ['tau_0.3'], 3) == [('tau_0.3', 0), ('tau_0.3', 1), ('tau_0.3', 2)]
+  with pytest.raises(ValueError, match=r"--only='tau_0.11' is no row of the sweep: did you mean 'tau_0.1'"):
+    order({}, ['tau_0.11'])
+
+
+def test_a_run_is_estimated_by_runs_like_it(tmp_path):
+  row, longer = tau(0.1, minutes=7), Row('longer', 'longer', 'configs/cifar10.py', {'epochs': 400}, minutes=3)
+  other = Row('other', 'other', 'configs/cifar10.py:dystress', minutes=5)
+  sweep = sweep_of(row, longer, other)
+  minutes = lambda row, finished: runner.estimate(sweep, row, 1, finished, '1 x cpu', tmp_path)
+  assert minutes(row, {}) == 7
+  finished = {('tau_0.1', 0): result(sweep, row, 0)}
+  assert minutes(row, finished) == pytest.approx(10)
+  assert minutes(longer, finished) == pytest.approx(20)
+  assert minutes(other, finished) == 5
+  assert minutes(row, {('tau_0.1', 0): result(sweep, row, 0, device='1 x GPU')}) == 7
+  finished['tau_0.1', 2] = result(sweep, row, 2, side_by_side=2)  # as if 600 / 1.6 seconds alone
+  assert minutes(row, finished) == pytest.approx((10 + 10 / 1.6) / 2)
+  (tmp_path / 'tau_0.1_seed1').mkdir()
+  (tmp_path / 'tau_0.1_seed1' / 'metrics.jsonl').write_text('{"epoch": 50.0}\n{"epoch": 100.0}\n{"epo')
+  assert minutes(row, {}) == pytest.approx(3.5)
+
+
+# Running
+
+
+def test_runs_are_packed_into_the_budget_and_none_is_run_twice(place, capsys):
+  folder, run = place
+  long = Row('long', 'long', 'configs/cifar10.py:dystress', minutes=20)
+  sweep = sweep_of(tau(0.1, minutes=6), long, Row('short', 'short', 'configs/cifar10.py:dcl', minutes=3))
+  assert run(sweep, budget=10) == []
+  assert [row['name'] for row in tables.read(folder / 'results.jsonl')] == ['tau_0.1', 'short']
+  assert '1 runs are still missing; next is long, seed 0' in capsys.readouterr().out
+  assert run(sweep, budget=30) == []
+  assert [row['name'] for row in tables.read(folder / 'results.jsonl')] == ['tau_0.1', 'short', 'long']
+  assert capsys.readouterr().out.count('starts') == 1
+
+
+def test_a_result_says_how_it_was_made(place):
+  folder, run = place
+  sweep = sweep_of(tau(0.1), curves=('curve',))
+  assert run(sweep) == []
+  (kept,) = tables.read(folder / 'results.jsonl')
+  typed = shlex.split(kept['command'])
+  assert typed[:4] == ['python', 'main.py', '--config=configs/cifar10.py', '--workdir=runs/paper/tau_0.1_seed0']
+  assert '--config.temperature.tau=0.1' in typed and '--config.eval.at_end=True' in typed
+  assert '--config.log.every_steps=15' in typed
+  assert kept['config']['temperature']['tau'] == 0.1 and kept['config']['data']['path'] == ''
+  assert kept['metrics'] == {'knn200': 80.0, 'backbone/uniformity': -2.5}
+  assert kept['seconds_per_epoch'] == pytest.approx((2000 / 500 + 2000 / 400) / 2)
+  assert (kept['commit'], kept['device'], kept['epochs'], kept['protocol']) == ('abc', '1 x cpu', 200, 'A protocol.')
+  assert kept['curves'] == {'curve': [0, 1, 2]} and 0 < kept['wall_seconds'] < 60
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(place, tmp_path, capsys):
+  folder, _ = place
+  arguments = [f'--runs={tmp_path / "runs"}', '--commit=abc']
+  with pytest.raises(SystemExit, match=r'^paper: failed: tau_0.9_seed0$'):
+    runner.main(sweep_of(tau(0.9), tau(0.1)), folder, arguments, str(tmp_path / 'stub.py'))
+  assert 'tau_0.9_seed0 failed: ssl_jax: the loss is not finite at step 3' in capsys.readouterr().out
+  assert [row['name'] for row in tables.read(folder / 'results.jsonl')] == ['tau_0.1']
+  assert '| 80.50 | 80.00 | -0.50 |' in (folder / 'README.md').read_text()
+
+
+def test_a_signal_stops_the_runs_and_the_same_command_goes_on(place, tmp_path, capsys):
+  folder, run = place
+  sweep = sweep_of(tau(0.8))
+  code = f"""
+from pathlib import Path
+from experiments import runner
+from experiments.tables import Column, Row, Sweep
+paths = Path({str(folder)!r}), Path({str(tmp_path)!r})
+runner.run({sweep!r}, paths[0], runs=paths[1] / 'runs', commit='abc', program=str(paths[1] / 'stub.py'))
+"""
+  with subprocess.Popen([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
+    log = tmp_path / 'runs' / 'tau_0.8_seed0' / 'log.txt'
+    while not (log.exists() and 'three quarters' in log.read_text()) and first.poll() is None:
+      time.sleep(0.05)
+    first.send_signal(signal.SIGTERM)
+    said = first.stdout.read()
+  assert first.returncode == 0
+  assert 'stops tau_0.8_seed0' in said and 'the same command goes on with it: ssl_jax: stopped; saved' in said
+  assert tables.read(folder / 'results.jsonl') == []
+  part = float((log.parent / 'wall_seconds').read_text())
+  assert run(sweep) == []
+  assert 'about 2.0 min' in capsys.readouterr().out, 'a quarter of 8 minutes is left'
+  assert tables.read(folder / 'results.jsonl')[0]['wall_seconds'] > round(part, 1)
+
+
+def test_a_run_far_over_the_budget_is_stopped(place, capsys):
+  folder, run = place
+  assert run(sweep_of(tau(0.8, minutes=0)), budget=0.001, grace=0.0) == []
+  assert 'tau_0.8_seed0 is stopped' in capsys.readouterr().out
+  assert not (folder / 'results.jsonl').exists()
+
+
+def test_two_runs_side_by_side_share_the_memory(place, tmp_path):
+  folder, run = place
+  sweep = sweep_of(tau(0.7, seeds=(0, 1)))  # each waits until the other has begun
+  assert run(sweep, side_by_side=2) == []
+  assert {row['seed']: row['side_by_side'] for row in tables.read(folder / 'results.jsonl')} == {0: 2, 1: 2}
+  assert [file.read_text() for file in tmp_path.glob('runs/*/share')] == ['0.450', '0.450']
+  with pytest.raises(ValueError, match='--side-by-side=2 would spoil the times'):
+    run(sweep_of(tau(0.7), timed=True), side_by_side=2)
+
+
+def test_the_commit_is_dirty_where_code_differs_but_not_where_results_do(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('GIT_CEILING_DIRECTORIES', str(tmp_path.parent))
+  with pytest.raises(ValueError, match='give --commit=HASH'):
+    runner.commit_here()
+  (tmp_path / 'experiments' / 'paper').mkdir(parents=True)
+  for name in ('code.py', 'experiments/paper/results.jsonl'):
+    (tmp_path / name).write_text('1\n')
+  author = ['-c', 'user.name=A', '-c', 'user.email=a@b.c']
+  for arguments in (['init', '-q'], ['add', '.'], [*author, 'commit', '-qm', 'first']):
+    subprocess.run(['git', *arguments], check=True)
+  (tmp_path / 'experiments' / 'paper' / 'results.jsonl').write_text('2\n')
+  clean = runner.commit_here()
+  assert re.fullmatch('[0-9a-f]{40}', clean)
+  (tmp_path / 'code.py').write_text('2\n')
+  assert runner.commit_here() == clean + '-dirty'
+
+
+# Results and tables
+
+
+def test_a_line_cut_short_is_left_out_and_another_is_told(tmp_path):
+  file = tmp_path / 'results.jsonl'
+  file.write_text('{"name": "a"}\n{"name": "b", "se')
+  assert tables.read(file) == [{'name': 'a'}]
+  tables.append(file, {'name': 'c'})
+  assert file.read_text() == '{"name": "a"}\n{"name": "c"}\n'
+  file.write_text('{"name": "a"\n{"name": "b"}\n')
+  with pytest.raises(ValueError, match=r'results.jsonl: line 1 is not JSON'):
+    tables.read(file)
+
+
+def test_results_of_another_config_under_a_name_are_refused(tmp_path):
+  row = tau(0.1)
+  sweep = sweep_of(row)
+  kept = result(sweep, row, 0)
+  kept['config']['parallel']['map'], kept['config']['log']['every_steps'] = 'shard_map', 3  # another machine's choice
+  del kept['config']['ema']  # as if the key had come later
+  tables.append(tmp_path / 'results.jsonl', kept)
+  assert tables.done(sweep, tmp_path).keys() == {('tau_0.1', 0)}
+  changed = Row('tau_0.1', 'τ', row.config, {'temperature.tau': 0.2})
+  with pytest.raises(ValueError, match=r'tau = 0.2 in the sweep, 0.1 there\): give the row another name'):
+    tables.done(sweep_of(changed), tmp_path)
+  judged = Row('tau_0.1', 'τ', row.config, {**row.changes, 'eval.linear': 'ridge'})
+  with pytest.raises(ValueError, match=r"eval.linear = 'ridge' in the sweep"):
+    tables.done(sweep_of(judged), tmp_path)
+  with pytest.raises(ValueError, match=r"'tau_0.1', seed 0, is no row of the sweep"):
+    tables.done(sweep_of(tau(0.2)), tmp_path)
+
+
+def test_the_table_has_means_spreads_and_differences_and_can_be_written_twice(place):
+  folder, _ = place
+  rows = [tau(0.1), tau(0.2), tau(0.3, further=True), Row('range', 'a range', 'configs/cifar10.py:dcl')]
+  rows[3].published['knn200'] = (80.4, 80.6)
+  sweep = sweep_of(*rows, common={'epochs': 30})
+  for row, seed in ((rows[0], 0), (rows[0], 1), (rows[3], 0)):
+    tables.append(folder / 'results.jsonl', result(sweep, row, seed))
+  tables.write(sweep, folder)
+  text = (folder / 'README.md').read_text()
+  lines = text.splitlines()
+  assert '| row | kNN-200, %: published | here | difference | uniformity | seeds | config |' in lines
+  flags = '--config.temperature.tau=0.1 --config.data.path=/somewhere'
+  assert f'| τ = 0.1 | 80.50 | 80.50 ± 0.71 | +0.00 | — | 2 | `configs/cifar10.py {flags}` |' in lines
+  assert any(line.startswith('| τ = 0.2 | 80.50 | — | — | — | 0 |') for line in lines)
+  assert '| a range | 80.40 to 80.60 | 80.00 | -0.40 | — | 1 | `configs/cifar10.py:dcl` |' in lines
+  assert 'Further rows of the sweep, not run yet: tau_0.3.' in lines
+  assert 'Each row has `--config.epochs=30` too.' in lines
+  assert text.startswith('Before.\n') and text.endswith('\nAfter.\n') and 'old' not in text
+  tables.write(sweep, folder)
+  assert (folder / 'README.md').read_text() == text
+  (folder / 'README.md').write_text('no marks')
+  with pytest.raises(ValueError, match='has no <!-- table -->'):
+    tables.write(sweep, folder)
+
+
+def test_the_figures_are_drawn_from_whichever_results_are_there(tmp_path, capsys):
+  assert figures.main(tmp_path, tmp_path) == []
+  edges = np.linspace(-1, 1, 81).tolist()
+  curves = {'separation_mean': [0.9] + [0.5] * 10, 'separation_std': [0.1] * 11, 'similarities_edges': edges}
+  curves |= {f'similarities_{kind}': list(range(80)) for kind in ('TP', 'FN', 'TN')}
+  sweep = SWEEPS['behaviour']
+  for row in sweep.rows:
+    if row.name in ('contrastive_0.3', 'contrastive_1.0', 'simple'):
+      measures = {'linear': 80.0, 'projector/uniformity': -3.5, 'projector/same_label_similarity': 0.2}
+      tables.append(tmp_path / 'results.jsonl', result(sweep, row, 0, metrics=measures, curves=curves))
+  drawn = figures.main(tmp_path, tmp_path)
+  assert {path.stem for path in drawn} == {'accuracy', 'uniformity', 'tolerance', 'separation', 'similarities'}
+  for path in drawn:
+    assert path.read_text().count('<path') > 5
+  said = capsys.readouterr().out.splitlines()[-1]
+  assert 'hard_simple' in said and 'contrastive_0.3' not in said
+
+
+def test_a_real_run_from_the_command_to_the_table(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(ROOT)
+  monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', 'true')  # compiling is what takes its time
+  small = tiny(tmp_path)  # writes the data
+  changes = {f'data.{key}': small.data[key] for key in ('source', 'path', 'image_size')}
+  changes |= {'model.name': 'resnet_tiny', 'model.width': 4, 'model.stage_sizes': (1,), 'projector.features': (8, 8)}
+  changes |= {'augment.name': 'none', 'augment.flip': 0.5, 'dtype': 'float32', 'parallel.devices': 1}
+  changes |= {'steps': 4, 'batch_size': 32, 'eval.k': (5,), 'eval.linear': 'ridge', 'log.tensorboard': False}
+  row = Row('tiny', 'tiny', 'configs/cifar10.py', changes, published={'knn5': 50.0})
+  sweep = Sweep('A title', 'kNN-5.', [row], [Column('knn5', 'kNN-5')], curves=('separation_mean',), images=64)
+  folder = tmp_path / 'paper'
+  folder.mkdir()
+  (folder / 'README.md').write_text('\n'.join(tables.MARKS))
+  arguments = [f'--runs={tmp_path / "runs"}', '--commit=abc', '--budget-minutes=20']
+  runner.main(sweep, folder, arguments)
+  (kept,) = tables.read(folder / 'results.jsonl')
+  assert 0 < kept['metrics']['knn5'] <= 100 and {'linear', 'backbone/uniformity'} <= kept['metrics'].keys()
+  assert (kept['device'], kept['peak_memory_gib'], kept['epochs']) == ('1 x cpu', None, 2)
+  assert kept['seconds_per_epoch'] > 0 and len(kept['curves']['separation_mean']) == 11
+  assert f'| tiny | 50.00 | {kept["metrics"]["knn5"]:.2f} |' in (folder / 'README.md').read_text()
+  assert (tmp_path / 'runs' / 'tiny_seed0' / 'checkpoints').exists()
+  assert not (tmp_path / 'runs' / 'tiny_seed0' / 'features').exists()
+  capsys.readouterr()
+  runner.main(sweep, folder, [*arguments, '--list'])
+  assert capsys.readouterr().out.startswith('tiny: seeds done [0], missing [], ')
+  runner.main(sweep, folder, arguments)
+  assert len(tables.read(folder / 'results.jsonl')) == 1
+  assert f'--workdir={pathlib.Path("runs", "paper", "tiny_seed0")}' in kept['command']
