@@ -22,7 +22,7 @@ MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (a contact shee
 
 def run(arguments):
   from configs import base
-  from ssl_jax import checkpoint, config, parallel, report, train
+  from ssl_jax import checkpoint, config, names, parallel, report, train
   from ssl_jax.evals import evaluate
 
   overrides = [a.removeprefix('--config.') for a in arguments if a.startswith('--config.') and '=' in a]
@@ -31,7 +31,7 @@ def run(arguments):
     if MODE.value != 'compare' or argument.startswith('-'):
       raise ValueError(f'{argument!r} is no flag: the flags are --config, --config.KEY=VALUE, --workdir and --mode')
   if MODE.value not in MODES:
-    raise ValueError(f'--mode={MODE.value!r} does not exist: {config.nearest(MODE.value, MODES)}')
+    raise ValueError(f'--mode={MODE.value!r} does not exist: {names.nearest(MODE.value, MODES)}')
   if not WORKDIR.value:
     raise ValueError('--workdir is missing: give the directory of the run, such as --workdir=runs/first')
   if MODE.value in ('report', 'compare'):

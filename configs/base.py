@@ -47,6 +47,7 @@ def get_config(arg=''):
   config.loss = dict(name='info_nce')  # named: a loss of ssl_jax/losses
   config.temperature = dict(name='constant', tau=0.2)  # named: ssl_jax/temperature.py; none for a loss without one
   config.ema = 0.0  # above 0, such as 0.999: evaluations use the average of the weights with this decay
+  config.probe = 0.0  # above 0, such as 0.001: a linear classifier learns beside the encoder, at this rate of Adam
 
   config.optimizer = ConfigDict()
   config.optimizer.name = 'sgd'  # sgd, lars, adamw
@@ -80,6 +81,7 @@ def get_config(arg=''):
   config.eval = ConfigDict()
   config.eval.every_epochs = 20  # kNN on the way (0: only at the end)
   config.eval.at_start = False  # kNN of the untrained encoder and of raw pixels first
+  config.eval.at_end = False  # all of --mode=evaluate after training, without reading the data again
   config.eval.features = 'backbone'  # backbone or projector
   config.eval.k = (200,)  # neighbours; () for no kNN
   config.eval.vote = 'cosine'  # cosine: exp(s / temperature); distance: 1 / L2; majority

@@ -21,6 +21,7 @@ REDUNDANCY = {
 }
 BEHAVIOUR = {
   'views': 1,
+  'augment': dict(name='cacr_small'),  # sec. 5.1: that of Wu et al. 2018, crops of 0.2 to 1, jitter always, hue too
   'projector': dict(name='moco', features=(128,)),
   'temperature': dict(name='constant', tau=0.3),
   'optimizer': dict(learning_rate=0.03, schedule='step', milestones=(160, 190)),

@@ -1,13 +1,14 @@
 """From a config file and flags to a config that is known to be sound, before anything is compiled or loaded."""
 
 import ast
-import difflib
 import importlib.util
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
+
+from ssl_jax.names import nearest
 
 # Sections whose keys depend on their name; whatever they name checks them.
 NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'temperature')
@@ -47,6 +48,7 @@ LEAST = {
   'small_crops.number': (0, True),
   'small_crops.size': (1, True),
   'ema': (0, True),
+  'probe': (0, True),
   'data.image_size': (1, True),
   'data.workers': (0, True),
   'optimizer.learning_rate': (0, False),
@@ -71,12 +73,6 @@ LEAST = {
 
 # Keys that may change between the parts of a resumed run, since they do not change what it computes.
 HARMLESS = ('data.path', 'data.workers', 'parallel', 'checkpoint', 'log', 'eval')
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-  """A clause that offers the right name for a wrong one."""
-  close = difflib.get_close_matches(name, known, n=1)
-  return f'did you mean {close[0]!r}?' if close else f'choose one of {", ".join(known)}'
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:

@@ -126,11 +126,12 @@ def finish(workdir: pathlib.Path, summary: Mapping) -> None:
   if jax.process_index() > 0:
     return
   write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
-  accuracies = {name: value for name, value in summary.items() if name.startswith('knn')}
+  accuracies = {name: value for name, value in summary.items() if name.startswith(('knn', 'probe'))}
   if accuracies:
     print(sentence('finished', accuracies))
   what = {
     'summary.json': 'the results',
+    'evaluation.json': 'every evaluation',
     'metrics.jsonl': 'every logged step',
     'neighbours.png': 'test images and their nearest training images',
     'tensorboard': 'the same for TensorBoard',
@@ -146,6 +147,7 @@ def _numbers(row):
   forms = {
     'epoch': 'epoch {:.2f}',
     'loss': 'loss {:.4f}',
+    'probe_train': 'probe {:.1f} %',
     'tau': 'tau {:.3f}',
     'rate': 'rate {:.4f}',
     'images_per_second': '{:,.0f} images/s',

@@ -12,9 +12,10 @@ import optax
 from ml_collections import ConfigDict
 
 from ssl_jax import methods, optim
-from ssl_jax.config import nearest
 from ssl_jax.data import augment, pipeline, sources
+from ssl_jax.names import nearest
 from ssl_jax.parallel import AXIS, Devices
+from ssl_jax.probe import Probe
 from ssl_jax.state import State, average_of
 
 ON_DEVICE_LIMIT = 4 * 2**30  # bytes of decoded training images that `data.on_device=auto` puts on the device
@@ -33,6 +34,7 @@ class Run:
   method: methods.Method
   rate: optax.Schedule
   optimizer: optax.GradientTransformation
+  probe: Probe | None
   augments: list[Callable]  # one a view, those of small crops last
   normalize: Callable  # uint8 image -> what evaluations show the encoder
   denormalize: Callable  # what the encoder sees -> uint8 image, for pictures
@@ -50,6 +52,9 @@ class Run:
     params, batch_stats, extra = jax.jit(self.method.init)(jax.random.key(self.config.seed), images)
     if self.config.ema:
       extra = {**extra, 'average': average_of(params, batch_stats)}
+    if self.probe:
+      features = jax.eval_shape(self.method.features, params, batch_stats, images)['backbone']
+      extra = {**extra, 'probe': self.probe.init(features.shape[1])}
     state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, jax.jit(self.optimizer.init)(params))
     return jax.device_get(state)
 
@@ -91,6 +96,8 @@ def prepare(config: ConfigDict) -> Run:
   if config.small_crops.number and not on_device:
     number = config.small_crops.number
     raise ValueError(f'small_crops.number = {number} needs the images on the device: set data.on_device=yes, or 0')
+  if config.probe and train.labels is None:
+    raise ValueError(f'probe = {config.probe} needs labels, and data.train_split has none: set probe=0')
   augments, normalize, denormalize = augments_of(config, on_device)
   return Run(
     config=config,
@@ -100,6 +107,7 @@ def prepare(config: ConfigDict) -> Run:
     method=methods.create(config, examples=len(train), axis_name=AXIS, **lengths),
     rate=rate,
     optimizer=optim.create(config.optimizer, rate),
+    probe=Probe(train.labels, config.probe) if config.probe else None,
     augments=augments,
     normalize=normalize,
     denormalize=denormalize,

@@ -13,7 +13,7 @@ class State:
   step: jax.Array  # int32 [], how many updates were made
   params: Any
   batch_stats: Any  # running statistics of the encoder's norms
-  extra: Any  # a method's own (queue, bank, momentum encoder, centre), and the average of the weights, if there is one
+  extra: Any  # a method's own (queue, bank, momentum encoder, centre), the average of the weights, the probe
   opt_state: Any
 
   @property

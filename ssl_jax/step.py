@@ -9,6 +9,7 @@ import optax
 from jax import lax
 
 from ssl_jax.methods import Inputs, Method
+from ssl_jax.probe import Probe
 from ssl_jax.state import State, average_of
 
 Images = jax.Array | tuple[jax.Array, ...]
@@ -50,13 +51,15 @@ def make_update(
   *,
   seed: int,
   ema: float = 0.0,
+  probe: Probe | None = None,
   axis_name: str | None = None,
 ) -> Callable[[State, jax.Array, jax.Array], tuple[State, dict[str, jax.Array]]]:
   """(state, images [b, ...], index [b]) -> (state, metrics), over this device's part of the batch.
 
   The local mean loss is differentiated and the gradients are averaged over the devices, which gives the gradient of
   the global mean even where the loss gathers its negatives from all of them. With an `ema` above 0 the average of the
-  network's weights and running statistics, which evaluations use, goes on in extra['average'].
+  network's weights and running statistics, which evaluations use, goes on in extra['average']; a `probe` learns in
+  extra['probe'] from what evaluations would have seen before this step.
   """
 
   def update(state, images, index):
@@ -81,6 +84,10 @@ def make_update(
       newest = average_of(params, outputs.batch_stats)
       average = jax.tree.map(lambda old, new: old + (1 - ema) * (new - old), state.extra['average'], newest)
       extra = {**extra, 'average': average}
+    if probe:
+      features = method.features(*state.evaluated, inputs.views[0])['backbone']
+      learned, watched = probe.update(state.extra['probe'], features, index, axis_name)
+      extra, metrics = {**extra, 'probe': learned}, metrics | watched
     return State(state.step + 1, params, outputs.batch_stats, extra, opt_state), metrics
 
   return update

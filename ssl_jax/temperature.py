@@ -11,7 +11,6 @@ al. 2021).
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import inspect
 import math
@@ -21,6 +20,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from ssl_jax.names import nearest
 
 Temperature = float | jax.Array | Callable[[jax.Array], jax.Array]
 
@@ -347,7 +348,7 @@ def lookup(path: str, name: Any, registry: Mapping[str, Any]) -> tuple[str, Any]
   if name is None:
     raise ValueError(f'{path}.name is missing: give one of {", ".join(registry)}')
   if name not in registry:
-    raise ValueError(f'{path}.name = {name!r} is unknown: {_suggest(name, registry)}')
+    raise ValueError(f'{path}.name = {name!r} is unknown: {nearest(name, registry)}')
   return name, registry[name]
 
 
@@ -361,7 +362,7 @@ def check_arguments(
   parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in skip}
   for key, value in arguments.items():
     if key not in parameters:
-      raise ValueError(f'{path}.{key} = {value!r} is no argument of {name!r}: {_suggest(key, parameters)}')
+      raise ValueError(f'{path}.{key} = {value!r} is no argument of {name!r}: {nearest(key, parameters)}')
   for key, parameter in parameters.items():
     if parameter.default is inspect.Parameter.empty and key not in arguments:
       raise ValueError(f'{path}.{key} is missing: {name!r} needs {", ".join(parameters)}')
@@ -387,11 +388,6 @@ def is_mapping(value: Any) -> bool:
   (True, False)
   """
   return hasattr(value, 'keys')
-
-
-def _suggest(name: Any, known: Collection[str]) -> str:
-  close = difflib.get_close_matches(str(name), known, n=1)
-  return f'did you mean {close[0]!r}?' if close else f'give one of {", ".join(known) or "none"}'
 
 
 def _show(value: Any) -> str:

@@ -17,6 +17,7 @@ from ssl_jax.data import pipeline
 from ssl_jax.evals.evaluate import Evaluator
 from ssl_jax.parallel import AXIS
 from ssl_jax.run import Run, prepare
+from ssl_jax.state import State
 from ssl_jax.step import make_update, scan_update
 
 IN_FLIGHT = 2  # single steps that are dispatched before the metrics of the first one are read
@@ -34,7 +35,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
   """Trains the run of `config` in `workdir`, from its last checkpoint if there is one. Returns the summary."""
   start = time.monotonic()
   run = prepare(config)
-  evaluator = Evaluator(run) if config.eval.k else None
+  evaluator = Evaluator(run) if config.eval.k or run.probe or config.eval.at_end else None
   workdir = checkpoint.claim(workdir, config.to_dict())
   with contextlib.ExitStack() as stack:
     checkpoints = checkpoint.Checkpoints(workdir, config.to_dict(), config.checkpoint.keep)
@@ -49,16 +50,19 @@ def train(config: ConfigDict, workdir: str) -> dict:
     stack.callback(progress.close)
     progress.say(_opening(run, workdir, first))
     stop = stack.enter_context(_stop_requests())
-    results = _loop(run, state, evaluator, checkpoints, rows, progress, stop)
-  summary = {**results, 'steps': run.total_steps, 'seconds': round(time.monotonic() - start, 1)}
+    on_the_way = evaluator if config.eval.k or run.probe else None
+    state, results = _loop(run, state, on_the_way, checkpoints, rows, progress, stop)
+  summary = {**results, 'steps': run.total_steps, 'seconds': round(time.monotonic() - start, 1), **_machine(run)}
+  if config.eval.at_end:
+    evaluator.judge(run.devices.unreplicate(state), workdir)
   if config.data.broken == 'skip':
     summary['broken_images_skipped'] = run.skipped.total()
   records.finish(workdir, summary)
   return summary
 
 
-def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> dict:
-  """Steps from `state` to the end; returns the last evaluation."""
+def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tuple[State, dict]:
+  """Steps from `state` to the end; returns the last state, on the devices, and the last evaluation."""
   config, devices = run.config, run.devices
   step, results, saved_at = int(state.step), {}, time.monotonic()
   if evaluator and step == 0 and config.eval.at_start:
@@ -91,14 +95,14 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> dict
   if evaluator and not results:  # the run was complete before
     results = evaluator.knn(state)
   if evaluator:
-    evaluator.draw_neighbours(state, rows.workdir / 'neighbours.png')
-  return results
+    evaluator.draw_neighbours(rows.workdir / 'neighbours.png')
+  return state, results
 
 
 def _calls(run: Run, step: int) -> Iterator[tuple[Callable, int]]:
   """(state -> (state, metrics), how many steps it makes), from `step` to the end of the run."""
   config, devices = run.config, run.devices
-  settings = dict(seed=config.seed, ema=config.ema, axis_name=AXIS)
+  settings = dict(seed=config.seed, ema=config.ema, probe=run.probe, axis_name=AXIS)
   update = make_update(run.method, run.optimizer, run.rate, run.augments, **settings)
   if not run.on_device:
 
@@ -215,6 +219,17 @@ def _stop_requests() -> Iterator[threading.Event]:
   finally:
     for number, handler in previous.items():
       signal.signal(number, handler)
+
+
+def _machine(run: Run) -> dict:
+  """What a result was made with: the device, the version of jax, and the most memory that a device held at once."""
+  device = run.devices.local[0]
+  peak = (device.memory_stats() or {}).get('peak_bytes_in_use')  # a CPU does not tell
+  return {
+    'device': f'{len(run.devices.devices)} x {device.device_kind}',
+    'jax': jax.__version__,
+    'peak_memory_gib': peak and round(peak / 2**30, 2),
+  }
 
 
 def _opening(run: Run, workdir, first: int) -> str:

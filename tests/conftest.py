@@ -12,10 +12,12 @@ os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _CACHE.name)
 os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.3'
 os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '0'
 
+# And without optimisation: the programs are small, so compiling them is what takes time.
+os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
+
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-jax.config.update('jax_disable_most_optimizations', True)  # programs here are small: compiling them is what takes time
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
 

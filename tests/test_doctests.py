@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-MODULES = ('temperature', 'pairs', 'losses', 'losses.contrastive', 'losses.redundancy')
+MODULES = ('names', 'temperature', 'pairs', 'losses', 'losses.contrastive', 'losses.redundancy')
 
 IMPORT = """
 import sys, time

@@ -72,7 +72,7 @@ class ConfigTest(chex.TestCase):
   @parameterized.parameters(*WITHOUT)
   def test_the_others_refuse_one_with_the_reason(self, name):
     losses.check(spec_of(name), None)
-    with self.assertRaisesRegex(ValueError, f"^temperature = .*'{name}' takes none, its? .*: set it to None$"):
+    with self.assertRaisesRegex(ValueError, f"^temperature = .*'{name}' takes none, its? .*: give none$"):
       losses.check(spec_of(name), dict(name='constant', tau=0.2))
     loss = losses.from_config(spec_of(name))
     with self.assertRaisesRegex(ValueError, f"^temperature = 0.2, but the loss '{name}' has none: its? "):

@@ -4,6 +4,7 @@ import contextlib
 import json
 
 import chex
+import jax
 import numpy as np
 import pytest
 
@@ -160,7 +161,8 @@ def test_what_a_run_leaves_behind(reference):
   assert {'step', 'epoch', 'loss', 'tau', 'rate', 'gradient', 'positive', 'images_per_second'} <= rows[0].keys()
   assert rows[0]['tau'] == pytest.approx(0.5)
   assert [row['step'] for row in rows if 'loss' in row] == list(range(1, STEPS + 1))
-  assert json.loads((folder / 'run' / 'summary.json').read_text()) == pytest.approx(summary, abs=1e6)
+  assert json.loads((folder / 'run' / 'summary.json').read_text()).keys() == summary.keys()
+  assert (summary['steps'], summary['device'], summary['jax']) == (STEPS, '1 x cpu', jax.__version__)
   assert (folder / 'run' / 'neighbours.png').read_bytes().startswith(b'\x89PNG')
   assert losses[-1] < losses[0]
 

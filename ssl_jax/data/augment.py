@@ -18,13 +18,14 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from ssl_jax.names import nearest
 
 MEAN_STD = {
   'cifar10': dict(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
@@ -341,8 +342,7 @@ def validate(settings: Mapping[str, Any]) -> dict[str, Any]:
   """The settings with `OFF` for those not given; ValueError for a key or a value that cannot be."""
   for key in settings:
     if key not in OFF:
-      near = get_close_matches(key, OFF, n=1, cutoff=0)[0]
-      raise ValueError(f'augment.{key} = {settings[key]!r}: no such setting; did you mean augment.{near}?')
+      raise ValueError(f'augment.{key} = {settings[key]!r} does not exist: {nearest(key, OFF)}')
   settings = {**OFF, **settings}
   for key, (holds, mend) in _RULES.items():
     try:

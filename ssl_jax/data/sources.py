@@ -10,7 +10,6 @@ ignored, as ImageNet pipelines do).
 """
 
 import copy
-import difflib
 import functools
 import io
 import itertools
@@ -26,6 +25,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ssl_jax.data import classes
+from ssl_jax.names import nearest
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)  # Pillow's
@@ -288,7 +288,7 @@ def _folder(data, split):
     raise ValueError(f'data.path {data["path"]!r} is not a folder; set it to the one that holds the images')
   if not root.is_dir():
     raise ValueError(
-      f'{key} {data[f"{split}_split"]!r} is not a folder in {path}{_known(root.name, _subfolders(path))}'
+      f'{key} {data[f"{split}_split"]!r} is not a folder in {path}: {nearest(root.name, _subfolders(path))}'
     )
   names, flat = _subfolders(root), _images_in(root, nested=False)
   if names and flat:
@@ -349,8 +349,8 @@ def _tfds(data, split):
     records = builder.as_data_source(name, deserialize_method=DeserializeMethod.RAW_BYTES).data_source
   except ValueError as error:
     raise ValueError(
-      f'data.{split}_split {name!r} is no split of {data["name"]!r}, nor a part such as train[:90%]'
-      f'{_known(name, builder.info.splits)}'
+      f'data.{split}_split {name!r} is no split of {data["name"]!r}, nor a part such as train[:90%]: '
+      f'{nearest(name, builder.info.splits)}'
     ) from error
   label = features.get('label')
   has_labels = isinstance(label, tfds.features.ClassLabel)
@@ -386,10 +386,8 @@ def _raise_unprepared(name, root):
   if re.split('[/:]', name)[0] in (stock := tfds.list_builders(with_community_datasets=False)):
     there = f' (there: {", ".join(prepared)})' if prepared else ''
     raise ValueError(f'data.name {name!r} is not prepared in {root}{there}; prepare it: {_prepare(name, root)}')
-  nearest = difflib.get_close_matches(name, [*prepared, *stock], 1, 0.5)
   raise ValueError(
-    f'data.name {name!r} is neither prepared in {root} nor known to tfds'
-    f'{f"; did you mean {nearest[0]!r}?" if nearest else "; see tfds.list_builders()"}'
+    f'data.name {name!r} is neither prepared in {root} nor known to tfds: {nearest(name, prepared + stock)}'
   )
 
 
@@ -400,11 +398,6 @@ def _prepare(name, root):
   )
 
 
-def _known(name, known):
-  nearest = difflib.get_close_matches(name, known, 1)
-  return f' (there: {", ".join(known)})' + (f'; did you mean {nearest[0]!r}?' if nearest else '')
-
-
 def _one_of(key, value, known):
   if value not in known:
-    raise ValueError(f'{key} {value!r} is unknown{_known(value, known)}')
+    raise ValueError(f'{key} {value!r} is unknown: {nearest(value, known)}')

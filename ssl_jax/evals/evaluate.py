@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from ssl_jax import checkpoint, records
+from ssl_jax import checkpoint, probe, records
 from ssl_jax.config import flatten
 from ssl_jax.data import contact_sheet
 from ssl_jax.evals import check, features, finetune, judge, knn, linear
@@ -44,19 +44,23 @@ class Evaluator:
     self.apply = features.extractor(run.method, run.normalize, run.devices)
 
   def features(self, state: State):
-    """((features, labels) of the training images, the same of the test images); the state is on the devices."""
+    """((features by layer, labels) of the training images, the same of the test images); the state is on devices."""
     config, devices = self.run.config, self.run.devices
     sizes = dict(size=config.data.image_size, batch_size=config.eval.batch_size)
-    parts = []
-    for source in (self.run.train, self.run.test):
-      found, labels = features.extract(self.apply, devices, *state.evaluated, source, **sizes)
-      parts.append((found[config.eval.features], labels))
-    return parts
+    extract = lambda source: features.extract(self.apply, devices, *state.evaluated, source, **sizes)
+    return extract(self.run.train), extract(self.run.test)
 
   def knn(self, state: State) -> dict[str, float]:
-    """{'knn200': percent, ...}"""
+    """{'knn200': percent, ...}, and 'probe' of a run that has one."""
     (bank, bank_labels), (queries, labels) = self.features(state)
-    return self._accuracy(bank, bank_labels, queries, labels)
+    layer = self.run.config.eval.features
+    self.latest = bank[layer], queries[layer], labels  # for the picture
+    accuracy = self._accuracy(bank[layer], bank_labels, queries[layer], labels)
+    if self.run.probe:
+      weights = self.run.devices.unreplicate(state.extra['probe']['weights'])
+      guessed = np.asarray(probe.scores(weights, queries['backbone'])).argmax(axis=1)
+      accuracy['probe'] = 100 * float(np.mean(guessed == labels))
+    return accuracy
 
   def at_start(self, state: State) -> dict[str, float]:
     """The untrained encoder's accuracy, and that of raw pixels: what learning has to beat."""
@@ -102,6 +106,21 @@ class Evaluator:
     labels = (arrays[f'{name}_labels'] for name in ('train', 'test', 'views'))
     return spaces, judge.Labels(*labels, self.run.train.class_names)
 
+  def judge(self, state: State, workdir: pathlib.Path) -> dict:
+    """Everything that the config asks of the state, a host's: evaluation.json, and what the figures need."""
+    run, choice = self.run, self.run.config.eval
+    spaces, labels = self.all_features(state, workdir / 'features')
+    tau = run.method.temperature.at(state.params.get('temperature', {}), state.step)
+    tau = tau if tau is None or callable(tau) else float(tau)
+    numbers, arrays = judge.judge(spaces, labels, choice, temperature=tau)
+    judged = spaces[choice.features]
+    arrays |= self.neighbours(judged.train, judged.test, labels.test)
+    if choice.finetune:
+      numbers |= _finetune(run, state)
+    results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, **numbers}
+    _write(workdir, results, arrays, f'step {results["step"]}')
+    return results
+
   def neighbours(self, bank, queries, labels, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
     """A test image of each of the first classes, then its nearest training images: [r, 1 + k, ...] and classes."""
     chosen = np.array([np.flatnonzero(labels == c)[0] for c in np.unique(labels)[:rows]])
@@ -115,15 +134,16 @@ class Evaluator:
       classes.append([labels[query], *self.run.train.labels[places]])
     return {'neighbours': np.stack(images), 'neighbours_labels': np.array(classes)}
 
-  def draw_neighbours(self, state: State, path: pathlib.Path) -> None:
-    """A picture: a test image of each class, then its nearest training images."""
-    (bank, _), (queries, labels) = self.features(state)
-    rows = self.neighbours(bank, queries, labels)['neighbours']
+  def draw_neighbours(self, path: pathlib.Path) -> None:
+    """A picture of the last kNN: a test image of each class, then its nearest training images."""
+    rows = self.neighbours(*self.latest)['neighbours']
     if jax.process_index() == 0:
       contact_sheet.draw(rows, path)
 
   def _accuracy(self, bank, bank_labels, queries, labels):
     choice = self.run.config.eval
+    if not choice.k:
+      return {}
     votes = dict(k=choice.k, vote=choice.vote, temperature=choice.temperature)
     return knn.accuracy(bank, bank_labels, queries, labels, topk=(1,), **votes)
 
@@ -141,17 +161,7 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
     raise ValueError(f'--workdir={str(workdir)!r} has no checkpoint yet: train first')
   state = checkpoints.restore(run.initial_state())
   checkpoints.close()
-  spaces, labels = evaluator.all_features(state, workdir / 'features')
-  tau = run.method.temperature.at(state.params.get('temperature', {}), state.step)
-  tau = tau if tau is None or callable(tau) else float(tau)
-  numbers, arrays = judge.judge(spaces, labels, config.eval, temperature=tau)
-  judged = spaces[config.eval.features]
-  arrays |= evaluator.neighbours(judged.train, judged.test, labels.test)
-  if config.eval.finetune:
-    numbers |= _finetune(run, state)
-  results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, **numbers}
-  _write(workdir, results, arrays, f'step {results["step"]}')
-  return results
+  return evaluator.judge(state, workdir)
 
 
 def _finetune(run: Run, state: State) -> dict:

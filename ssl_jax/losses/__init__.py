@@ -177,6 +177,6 @@ def check(loss: Mapping[str, Any], temperature: Mapping[str, Any] | float | None
     if not built.takes_temperature:
       value = dict(temperature) if temperatures.is_mapping(temperature) else temperature
       reason = _WHY_NO_TEMPERATURE[built.name]
-      raise ValueError(f'temperature = {value!r}: {built.name!r} takes none, {reason}: set it to None')
+      raise ValueError(f'temperature = {value!r}: {built.name!r} takes none, {reason}: give none')
   elif built.takes_temperature:
     raise ValueError(f"temperature = None: {built.name!r} needs one: set it to dict(name='constant', tau=0.2)")

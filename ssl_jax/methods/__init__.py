@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import losses, models, temperature
-from ssl_jax.config import nearest
 from ssl_jax.methods.bank import MemoryBank
 from ssl_jax.methods.distillation import BYOL, DINO, SimSiam
 from ssl_jax.methods.moco import MoCo, MoCoV3
@@ -19,6 +18,7 @@ from ssl_jax.methods.redundancy import Redundancy
 from ssl_jax.methods.simclr import SimCLR
 from ssl_jax.methods.swav import SwAV
 from ssl_jax.models import heads
+from ssl_jax.names import nearest
 
 NO_TEMPERATURE = temperature.Schedule(init=dict, at=lambda params, step: None)
 METHODS: dict[str, type[Method]] = {

@@ -158,7 +158,7 @@ def test_unknown_tfds_names_the_nearest(tmp_path):
   fails("'cifar01' is neither .* did you mean 'cifar10'", config('tfds', tmp_path, name='cifar01'))
   prepare(tmp_path)
   fails("'tinny' is neither .* did you mean 'tiny'", config('tfds', tmp_path, name='tinny'))
-  fails("'wxyz' is neither .* see tfds.list_builders", config('tfds', tmp_path, name='wxyz'))
+  fails("'wxyz' is neither .*: give one of tiny, ", config('tfds', tmp_path, name='wxyz'))
 
 
 def test_tfds_with_an_unknown_split_or_format_is_refused(tmp_path):
@@ -315,7 +315,7 @@ def test_unusable_folders_are_refused(tmp_path):
   fails('absent. is not a folder', config('folder', tmp_path / 'absent'))
   save(tmp_path / 'set/training/a.png', pixels(0))
   fails(
-    "data.train_split 'train' is not a folder in .*there: training.* did you mean 'training'",
+    "data.train_split 'train' is not a folder in .*: did you mean 'training'",
     config('folder', tmp_path / 'set'),
   )
   (tmp_path / 'empty/train').mkdir(parents=True)

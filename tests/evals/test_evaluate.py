@@ -204,3 +204,11 @@ def test_labels_that_cannot_do_are_refused_before_training(tmp_path, train_label
   np.savez(tmp_path / 'odd.npz', **data)
   with pytest.raises(ValueError, match=message):
     train.train(tiny(tmp_path, **{'data.path': str(tmp_path / 'odd.npz')}), tmp_path / 'run')
+
+
+def test_at_the_end_of_training_is_the_evaluation_of_the_workdir(trained, tmp_path):
+  """`eval.at_end`: the same numbers as --mode=evaluate, in the process that trained."""
+  _, chosen, results = trained
+  chosen = config.restore(chosen.to_dict(), base.get_config(), ['eval.at_end=True'])
+  train.train(chosen, tmp_path / 'run')
+  assert json.loads((tmp_path / 'run' / 'evaluation.json').read_text()) == results

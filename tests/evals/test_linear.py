@@ -77,9 +77,7 @@ def train_loop(x, y, seed, rate, protocol, batch, classes):
 
 
 class TrainingTest(chex.TestCase):
-  @parameterized.parameters(
-    ('behaviour', 0.5), ('cacr_small', 0.01), ('supervised_cifar', 0.5), ('imagenet_lars', 3.0)
-  )
+  @parameterized.parameters(('behaviour', 0.5), ('cacr_small', 0.01), ('supervised_cifar', 0.5), ('imagenet_lars', 3.0))
   def test_training_is_the_loop_for_every_seed_and_rate(self, name, rate):
     x, y = small()
     protocol = dataclasses.replace(linear.PROTOCOLS[name], epochs=6)

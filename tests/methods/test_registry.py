@@ -47,10 +47,10 @@ def test_every_method_has_a_recipe():
     ),
     ({'method': dict(name='moco', quue=128)}, "method.quue = 128 is no parameter of 'moco': did you mean 'queue'"),
     ({'method': dict(name='moco', predictor=dict(name='byol'))}, "method.predictor = .* is no parameter of 'moco'"),
-    ({'method': dict(name='moco_v3', predictor=dict(name='bylo'))}, "'bylo' does not exist; did you mean 'byol'"),
+    ({'method': dict(name='moco_v3', predictor=dict(name='bylo'))}, "'bylo' does not exist: did you mean 'byol'"),
     ({'method': dict(name='memory_bank', negatives=-1)}, 'method.negatives = -1 is out of range'),
     ({'views': 1}, "views = 1 are too few for 'simclr': give 2 or more"),
-    ({'method': dict(name='byol')}, "loss.name = 'info_nce' is no loss of the method 'byol': choose one of byol"),
+    ({'method': dict(name='byol')}, "loss.name = 'info_nce' is no loss of the method 'byol': give one of byol"),
     ({'loss': dict(name='vicreg')}, "loss.name = 'vicreg' is no loss of the method 'simclr'"),
     (
       {'method': dict(name='byol'), 'loss': dict(name='byol')},

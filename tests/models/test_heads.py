@@ -148,8 +148,8 @@ def test_bfloat16_is_close():
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (dict(name='simcrl'), "head 'simcrl' does not exist; did you mean 'simclr'?"),
-    (dict(name='dino', prototype=8), "head 'dino' has no parameter 'prototype'; did you mean 'prototypes'?"),
+    (dict(name='simcrl'), "head 'simcrl' does not exist: did you mean 'simclr'?"),
+    (dict(name='dino', prototype=8), "head 'dino' has no parameter 'prototype': did you mean 'prototypes'?"),
   ],
 )
 def test_a_wrong_name_is_answered_with_the_nearest(arguments, message):

@@ -1,0 +1,54 @@
+"""A linear classifier that learns beside the encoder, of which the encoder learns nothing (`config.probe`)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+  """Softmax regression on the features that evaluations see, by Adam, one step a training step.
+
+  It costs a forward pass of one view. `labels` are those of all training images, [n].
+  """
+
+  labels: np.ndarray
+  rate: float
+
+  @property
+  def optimizer(self) -> optax.GradientTransformation:
+    return optax.adam(self.rate)
+
+  def init(self, width: int) -> dict[str, Any]:
+    """Its part of a run's state, for features [b, width]."""
+    classes = int(self.labels.max()) + 1
+    weights = {'kernel': jnp.zeros((width, classes)), 'bias': jnp.zeros(classes)}
+    return {'weights': weights, 'optimizer': self.optimizer.init(weights)}
+
+  def update(
+    self, state: dict[str, Any], features: jax.Array, index: jax.Array, axis_name: str | None = None
+  ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
+    """One step on this device's features [b, width] of the training images `index` [b]; and what to watch."""
+    features, labels = lax.stop_gradient(features.astype(jnp.float32)), jnp.asarray(self.labels, jnp.int32)[index]
+
+    def loss_fn(weights):
+      logits = scores(weights, features)
+      loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+      return loss, 100.0 * jnp.mean(jnp.argmax(logits, axis=1) == labels)
+
+    (loss, right), grads = jax.value_and_grad(loss_fn, has_aux=True)(state['weights'])
+    if axis_name:
+      loss, right, grads = lax.pmean((loss, right, grads), axis_name)
+    updates, optimizer = self.optimizer.update(grads, state['optimizer'], state['weights'])
+    weights = optax.apply_updates(state['weights'], updates)
+    return {'weights': weights, 'optimizer': optimizer}, {'probe_loss': loss, 'probe_train': right}
+
+
+def scores(weights: dict[str, jax.Array], features: jax.Array) -> jax.Array:
+  """[b, width] -> [b, classes]"""
+  return features @ weights['kernel'] + weights['bias'][None, :]
