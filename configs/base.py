@@ -32,6 +32,8 @@ def get_config(arg=''):
   config.data.on_device = 'auto'  # yes: all images live on the device; no: host workers; auto: yes up to 4 GiB
   config.data.workers = 0  # processes that decode and crop what does not live on the device (0: threads)
 
+  config.imbalance = dict(name='none')  # named: which training images stay; a rule of ssl_jax/data/imbalance.py
+
   config.views = 2  # augmented views of each image
   config.augment = dict(name='dystress_cifar')  # named: a preset of ssl_jax/data/augment.py and what to change in it
   config.augment_other = dict()  # what to change in it for every second view (asymmetric views)

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from ssl_jax.names import nearest
 
 # Sections whose keys depend on their name; whatever they name checks them.
-NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'temperature')
+NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'temperature', 'imbalance')
 
 CHOICES = {
   'dtype': ('bfloat16', 'float32'),

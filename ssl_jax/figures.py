@@ -74,13 +74,13 @@ CURVES = {'loss': 'loss', 'rate': 'learning rate', 'tau': 'temperature τ', 'pos
 
 @style()
 def training(rows: Sequence[Mapping[str, float]]) -> dict:
-  """{name: figure} over the epochs: loss, learning rate, temperature, the positives' similarity, kNN on the way."""
-  accuracies = sorted({k for row in rows for k in row if re.fullmatch(r'knn\d+', k)})
+  """{name: figure} over the epochs: loss, learning rate, temperature, the positives' similarity, accuracies."""
+  accuracies = sorted({k for row in rows for k in row if re.fullmatch(r'knn\d+|probe', k)})
   epochs = [(row['step'], row['epoch']) for row in rows if 'epoch' in row]
   per_step = epochs[-1][1] / epochs[-1][0] if epochs else 1
   plots = {name: ([name], title) for name, title in CURVES.items() if any(name in row for row in rows)}
   if accuracies:
-    plots['knn'] = (accuracies, 'kNN accuracy, %')
+    plots['accuracy'] = (accuracies, 'accuracy, %')
   drawn = {}
   for i, (plot, (names, title)) in enumerate(plots.items()):
     drawn[plot], axis = _figure(3.4, 2.3)
@@ -91,7 +91,7 @@ def training(rows: Sequence[Mapping[str, float]]) -> dict:
         *zip(*points, strict=True), color=COLOURS[(i + j) % len(COLOURS)], marker=mark, markersize=4, label=name
       )
     axis.set(ylabel=title, xlabel='epoch', xlim=(0, None))
-    if plot == 'knn':
+    if plot == 'accuracy':
       axis.legend()
   return drawn
 

@@ -105,7 +105,7 @@ class Run:
   def accuracies(self) -> dict[str, float]:
     """Percentages, of the evaluation or, where there is none, of the end of training."""
     from_ = self.evaluation or self.summary
-    kinds = ('knn', 'linear', 'finetune')
+    kinds = ('knn', 'probe', 'linear', 'finetune')
     return {k: v for k, v in from_.items() if k.startswith(kinds) and isinstance(v, float) and not k.endswith('_std')}
 
   @property
@@ -175,7 +175,7 @@ def _training(run: Run) -> list[Section]:
     'rate': 'The learning rate.',
     'tau': 'The temperature, a mean over the positives.',
     'positive': 'The mean similarity of positives.',
-    'knn': 'kNN accuracy on the way.',
+    'accuracy': 'Accuracy on the test images, on the way.',
   }
   drawn = figures.training(run.rows)
   return [Section('Training', '', [Figure(name, captions[name], figure, small=True) for name, figure in drawn.items()])]
@@ -427,9 +427,9 @@ th { text-align: left; font-weight: 600; color: var(--faint); }
 td:first-child { white-space: nowrap; }
 th, td { padding: .3rem 1rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.n { font-variant-numeric: tabular-nums; white-space: nowrap; font-weight: 600; }
-td.long { min-width: 15rem; overflow-wrap: anywhere; }
+td.long { min-width: 24rem; overflow-wrap: anywhere; }
 .figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); }
-.figures.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 16rem), 1fr)); }
+.figures.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 13rem), 1fr)); }
 .cards { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); margin: 0 0 1rem; }
 .cards div { padding: .75rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
 .cards dd { margin: 0; font-size: 1.5rem; font-weight: 600; font-variant-numeric: tabular-nums; line-height: 1.2; }

@@ -12,7 +12,7 @@ import optax
 from ml_collections import ConfigDict
 
 from ssl_jax import methods, optim
-from ssl_jax.data import augment, pipeline, sources
+from ssl_jax.data import augment, imbalance, pipeline, sources
 from ssl_jax.names import nearest
 from ssl_jax.parallel import AXIS, Devices
 from ssl_jax.probe import Probe
@@ -86,6 +86,7 @@ def prepare(config: ConfigDict) -> Run:
     raise ValueError(f'batch_size = {config.batch_size} does not divide over {count} devices: try {near}')
   methods.create(config, steps_per_epoch=1, total_steps=1)
   augments_of(config, on_device=True)
+  imbalance.create(config.imbalance)
   skipped = collections.Counter()
   train, on_device = _load(config, 'train', skipped)
   if len(train) < config.batch_size:
@@ -119,6 +120,9 @@ def prepare(config: ConfigDict) -> Run:
 def _load(config, split, skipped) -> tuple[sources.Source, bool]:
   """The source of a split, and whether it is in memory at its final size; the config alone decides that."""
   source, size = sources.load(config.data, split), config.data.image_size
+  kept = imbalance.create(config.imbalance)
+  if kept and split == 'train':
+    source = source.subset(kept(source.labels))
   fits = source.nbytes_decoded(size) <= ON_DEVICE_LIMIT
   if {'yes': True, 'no': False, 'auto': fits}[config.data.on_device]:
     images, labels = source.arrays(size)

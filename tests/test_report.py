@@ -128,7 +128,7 @@ def test_the_same_records_give_the_same_page(runs):
   assert (runs / 'seed0' / 'report.html').read_text() == first
 
 
-EXPECTED = ['loss', 'rate', 'tau', 'positive', 'knn', 'temperature', 'penalties', 'separation']
+EXPECTED = ['loss', 'rate', 'tau', 'positive', 'accuracy', 'temperature', 'penalties', 'separation']
 EXPECTED += ['uniformity_tolerance', 'map', 'neighbours', 'classes']
 
 

@@ -4,9 +4,13 @@ Each function takes the labels int `[N]` of the whole set and returns the sorted
 that stay, drawn without replacement and fixed by the seed. Classes are 0 ... C - 1, C - 1 being the largest label.
 """
 
+import inspect
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
+
+from ssl_jax.names import nearest
 
 
 def exponential_tail(labels, ratio, n_max=None, *, seed):
@@ -56,6 +60,35 @@ def uniform(labels, total, *, seed):
   if not 0 < total <= len(labels):
     raise ValueError(f'total is {total}, but the set has {len(labels)} images; take it from 1 to {len(labels)}')
   return np.sort(np.random.default_rng(seed).choice(len(labels), total, replace=False))
+
+
+RULES = {rule.__name__: rule for rule in (exponential_tail, linear_imbalance, exponential_imbalance, pareto, uniform)}
+
+
+def create(spec: Mapping) -> Callable[[np.ndarray], np.ndarray] | None:
+  """labels -> positions, by a config's `imbalance` section: a rule's name, its parameters and a seed (0)."""
+  parameters = {'seed': 0, **spec}
+  name = parameters.pop('name')
+  if name == 'none':
+    return None
+  if name not in RULES:
+    raise ValueError(f'imbalance.name = {name!r} does not exist: {nearest(name, ["none", *RULES])}')
+  known = inspect.signature(RULES[name]).parameters
+  for key, value in parameters.items():
+    if key not in known or key == 'labels':
+      others = [key for key in known if key != 'labels']
+      raise ValueError(f'imbalance.{key} = {value!r} is no parameter of {name!r}: {nearest(key, others)}')
+  for key, parameter in known.items():
+    if parameter.default is parameter.empty and key not in ('labels', *parameters):
+      raise ValueError(f'imbalance.{key} is missing: {name!r} needs it')
+
+  def rule(labels):
+    try:
+      return RULES[name](labels, **parameters)
+    except ValueError as error:
+      raise ValueError(f'imbalance: {error}') from error
+
+  return rule
 
 
 def _pareto_sizes(classes, total, n_max, n_min, alpha):

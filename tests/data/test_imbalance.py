@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
+from ssl_jax import run
 from ssl_jax.data import imbalance
+from tests.test_train import tiny
 
 CIFAR10 = np.repeat(np.arange(10, dtype=np.int32), 5000)
 CIFAR100 = np.repeat(np.arange(100, dtype=np.int32), 500)
@@ -122,3 +124,32 @@ def test_impossible_wishes_are_refused_in_one_line(call, message):
   with pytest.raises(ValueError, match=message) as error:
     call()
   assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('spec', 'message'),
+  [
+    (
+      dict(name='exponential_tial', ratio=0.1),
+      "imbalance.name = 'exponential_tial' .* did you mean 'exponential_tail'",
+    ),
+    (dict(name='uniform', totl=3), "imbalance.totl = 3 is no parameter of 'uniform': did you mean 'total'"),
+    (dict(name='exponential_tail'), "imbalance.ratio is missing: 'exponential_tail' needs it"),
+    (dict(name='exponential_tail', ratio=0.0), r'imbalance: ratio is 0.0; .* \(0, 1\]'),
+  ],
+)
+def test_a_wrong_section_is_refused_in_one_line(spec, message):
+  with pytest.raises(ValueError, match=message):
+    imbalance.create(spec)(CIFAR10)
+
+
+def test_a_config_s_rule_thins_the_training_images_alone(tmp_path):
+  whole = run.prepare(tiny(tmp_path))
+  chosen = tiny(tmp_path, imbalance=dict(name='linear_imbalance'), batch_size=16)
+  thinned = run.prepare(chosen)
+  np.testing.assert_array_equal(np.bincount(whole.train.labels), [16] * 4)
+  np.testing.assert_array_equal(np.bincount(thinned.train.labels), [4, 8, 12, 16])
+  kept = imbalance.linear_imbalance(whole.train.labels, seed=0)
+  np.testing.assert_array_equal(thinned.train.items, whole.train.items[kept])
+  np.testing.assert_array_equal(thinned.test.items, whole.test.items)
+  assert imbalance.create(dict(name='none')) is None
