@@ -45,7 +45,7 @@ def test_its_steps_are_torch_s():
 
 def test_the_encoder_does_not_know_of_it(tmp_path):
   """With and without a probe the encoder is the same to the last bit; on two devices the probe is that of one."""
-  small = dict(steps=6, **{'eval.every_epochs': 1})
+  small = dict(steps=6, **{'eval.every_epochs': 1, 'eval.k': ()})
   runs = {'without': {}, 'with': {'probe': 0.05}, 'two': {'probe': 0.05, 'parallel.devices': 2}}
   found = {}
   for name, changes in runs.items():

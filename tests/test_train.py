@@ -69,7 +69,7 @@ def reference(tmp_path_factory, optimised):
 )
 def test_the_same_curve_on_any_devices(reference, kind, devices, scan, tmp_path):
   _, _, losses, state = reference
-  chosen = tiny(tmp_path, parallel=dict(map=kind, devices=devices, steps_per_call=scan))
+  chosen = tiny(tmp_path, parallel=dict(map=kind, devices=devices, steps_per_call=scan), **{'eval.k': ()})
   train.train(chosen, tmp_path / 'run')
   other_losses, other = final(tmp_path / 'run', chosen)
   assert len(losses) == STEPS
@@ -188,7 +188,7 @@ def test_a_run_that_diverges_stops_and_names_the_last_good_checkpoint(tmp_path):
 
 
 def test_host_batches_train_and_resume_like_any_other(tmp_path):
-  changes = {'data.on_device': 'no', 'steps': 6}
+  changes = {'data.on_device': 'no', 'steps': 6, 'eval.k': ()}
   whole, parts = tiny(tmp_path, **changes), tiny(tmp_path, **changes, **{'parallel.devices': 2})
   train.train(whole, tmp_path / 'whole')
   with asked_to_stop_at(3), pytest.raises(train.Interrupted):

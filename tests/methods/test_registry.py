@@ -108,7 +108,7 @@ def test_the_method_of_contributing_trains_and_resumes(tmp_path, monkeypatch):
   assert len([line for line in code.splitlines() if line.strip()]) < 40
   monkeypatch.setattr(methods, 'METHODS', dict(methods.METHODS))
   exec(compile(code, 'CONTRIBUTING.md', 'exec'), {'__name__': 'nnclr'})
-  chosen = tiny(tmp_path, method=dict(name='nnclr', queue=64), steps=4, **{'parallel.devices': 2})
+  chosen = tiny(tmp_path, method=dict(name='nnclr', queue=64), steps=4, **{'parallel.devices': 2, 'eval.k': ()})
   train.train(chosen, tmp_path / 'whole')
   with asked_to_stop_at(2), pytest.raises(train.Interrupted):
     train.train(chosen, tmp_path / 'parts')

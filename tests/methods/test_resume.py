@@ -29,13 +29,12 @@ STATES = {
 @pytest.mark.parametrize('name', STATES)
 def test_interrupted_and_resumed_is_bit_identical(name, tmp_path):
   changes, kept = STATES[name]
-  chosen = tiny(tmp_path, **changes, steps=5, **{'parallel.devices': 2})
-  summary = train.train(chosen, tmp_path / 'whole')
+  chosen = tiny(tmp_path, **changes, steps=5, **{'parallel.devices': 2, 'eval.k': ()})
+  train.train(chosen, tmp_path / 'whole')
   with asked_to_stop_at(3), pytest.raises(train.Interrupted):
     train.train(chosen, tmp_path / 'parts')
-  resumed = train.train(chosen, tmp_path / 'parts')
+  train.train(chosen, tmp_path / 'parts')
   (losses, state), (other_losses, other) = (final(tmp_path / part, chosen) for part in ('whole', 'parts'))
   assert state.extra.keys() == kept
   assert other_losses == losses
-  assert resumed['knn5'] == summary['knn5']
   chex.assert_trees_all_equal(other, state)
