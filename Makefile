@@ -1,11 +1,11 @@
-# make train: a result on this machine in a few minutes.  make test, make lint, make views.
+# make train: a result on this machine in a few minutes.  make test, make lint, make views, make bench.
 # Everything works from a fresh clone: the virtual environment is made first. Another Python: make PYTHON=python3.12 test
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test lint format views clean
+.PHONY: train test lint format views bench clean
 
 train: $(VENV)/.installed
 	$(BIN)/python main.py --config=configs/quickstart.py --workdir=runs/quickstart
@@ -23,6 +23,11 @@ format: $(VENV)/.installed-dev
 
 views: $(VENV)/.installed
 	$(BIN)/python main.py --mode=views --config=configs/quickstart.py --workdir=runs/views
+
+# A GPU: make bench BENCH=
+BENCH ?= --quick
+bench: $(VENV)/.installed-dev
+	for name in losses augment train_step knn vmap_seeds; do $(BIN)/python -m benchmarks.$$name $(BENCH) || exit 1; done
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ssl_jax needs Python 3.11 or newer: make PYTHON=python3.12")'

@@ -573,7 +573,7 @@ def test_a_bad_value_is_named_in_one_line(key, value):
 
 
 def test_a_misspelt_setting_is_an_error_with_the_nearest_name():
-  with pytest.raises(ValueError, match=r'^augment\.gray = 0\.2: no such setting; did you mean augment\.grey\?$'):
+  with pytest.raises(ValueError, match=r"^augment\.gray = 0\.2 does not exist: did you mean 'grey'\?$"):
     augment.make(dict(gray=0.2))
 
 

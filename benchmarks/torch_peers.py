@@ -1,0 +1,124 @@
+"""SimCLR in torch as a user would write it: He et al. 2016, Chen et al. 2020. Needs torch."""
+
+import itertools
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks import timing
+
+
+def nt_xent(z1, z2, temperature=0.5):
+  """Cross-entropy on the matrix of similarities, its diagonal masked.  [B, D] twice -> []"""
+  z = F.normalize(torch.cat([z1, z2]))
+  logits = z @ z.T / temperature
+  logits = logits.masked_fill(torch.eye(len(z), dtype=torch.bool, device=z.device), -torch.inf)
+  return F.cross_entropy(logits, torch.arange(len(z), device=z.device).roll(len(z1)))
+
+
+class Block(nn.Module):
+  """Two 3×3 convolutions and a shortcut, in place where torchvision's are."""
+
+  def __init__(self, channels, width, stride):
+    super().__init__()
+    self.conv1, self.bn1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+    self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+    self.shortcut = stride != 1 or channels != width
+    if self.shortcut:
+      self.downsample_conv = nn.Conv2d(channels, width, 1, stride, bias=False)
+      self.downsample_bn = nn.BatchNorm2d(width)
+
+  def forward(self, x):
+    y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)), inplace=True)))
+    y += self.downsample_bn(self.downsample_conv(x)) if self.shortcut else x
+    return F.relu(y, inplace=True)
+
+
+def network(width=64):
+  """ResNet-18 with the CIFAR stem and SimCLR's projector; modules have the names of ours."""
+  encoder = OrderedDict(conv1=nn.Conv2d(3, width, 3, 1, 1, bias=False), bn1=nn.BatchNorm2d(width), relu=nn.ReLU(True))
+  channels = width
+  for stage in range(4):
+    for block in range(2):
+      stride = 2 if stage and not block else 1
+      encoder[f'layer{stage + 1}_{block}'] = Block(channels, width * 2**stage, stride)
+      channels = width * 2**stage
+  encoder |= dict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
+  projector = OrderedDict(
+    fc1=nn.Linear(channels, channels, bias=False), bn1=nn.BatchNorm1d(channels), relu=nn.ReLU(True)
+  )
+  projector |= dict(fc2=nn.Linear(channels, 128, bias=False), bn2=nn.BatchNorm1d(128))
+  return nn.Sequential(OrderedDict(encoder=nn.Sequential(encoder), projector=nn.Sequential(projector)))
+
+
+def named(tree, prefix=''):
+  """Our parameters, or their gradients, under torch's names and in its layout."""
+  found = {}
+  for name, x in tree.items():
+    if hasattr(x, 'items'):
+      found |= named(x, f'{prefix}{name}.')
+    else:
+      x = np.asarray(x)
+      order = {1: (0,), 2: (1, 0), 4: (3, 2, 0, 1)}[x.ndim]
+      found[prefix + ('bias' if name == 'bias' else 'weight')] = torch.tensor(x.transpose(order))
+  return found
+
+
+class Views(torch.utils.data.Dataset):
+  """Two views of each image, made by a loader's worker."""
+
+  def __init__(self, images, view):
+    self.images, self.view = images, view
+
+  def __len__(self):
+    return len(self.images)
+
+  def __getitem__(self, i):
+    image = Image.fromarray(self.images[i])
+    return self.view(image), self.view(image)
+
+
+def ready(batch, steps):
+  """-> batches of both views, [2B, 3, 32, 32], that lie on the device already"""
+  views = torch.randn(2 * batch, 3, 32, 32, device=timing.device()).contiguous(memory_format=torch.channels_last)
+  return lambda: itertools.repeat(views, steps)
+
+
+def loader(images, view, batch, workers):
+  """-> the same from a loader; between two passes its workers rest, so they prepare nothing while others are timed"""
+  several = dict(persistent_workers=True, multiprocessing_context='forkserver') if workers else {}
+  cuda = timing.device() == 'cuda'
+  batches = torch.utils.data.DataLoader(Views(images, view), batch, num_workers=workers, pin_memory=cuda, **several)
+
+  def load():
+    for views in batches:
+      views = torch.cat([v.to(timing.device(), non_blocking=True) for v in views])
+      yield views.contiguous(memory_format=torch.channels_last)
+
+  return load
+
+
+def trainer(config, width, batches, compile):
+  """-> a call that trains on all of `batches()` with the settings of the config"""
+  model = network(width).to(timing.device(), memory_format=torch.channels_last)
+  settings = config.optimizer
+  rates = dict(lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay)
+  optimizer = torch.optim.SGD(model.parameters(), **rates)
+  model = torch.compile(model, dynamic=False) if compile else model
+  torch.backends.cudnn.benchmark = True
+
+  def call():
+    for views in batches():
+      with torch.autocast(timing.device(), torch.bfloat16, enabled=config.dtype == 'bfloat16'):
+        z = model(views)
+      loss = nt_xent(*z.float().chunk(2), config.temperature.tau)
+      optimizer.zero_grad()
+      loss.backward()
+      optimizer.step()
+    return loss
+
+  return call

@@ -1,0 +1,89 @@
+"""A whole SimCLR step: two views, ResNet-18 (CIFAR stem) and projector forward and backward, NT-Xent, SGD.
+
+  python -m benchmarks.train_step [--quick] [--workers=16]
+
+Ours augments in the step, on the device. Torch trains on views that lie ready on the device, which is in its favour,
+and again on what a loader's workers make of the images, as users have it. bfloat16 on a GPU, float32 on a CPU.
+`--quick` is for a CPU: an eighth of ResNet-18's width, a small batch, no torch.compile, a loader
+without workers.
+"""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import image_peers, simclr, timing
+from benchmarks.timing import torch
+from ssl_jax.data import embedded
+from ssl_jax.methods import Inputs
+from ssl_jax.parallel import AXIS, Devices
+from ssl_jax.step import scan_update
+
+torch_peers = timing.optional('benchmarks.torch_peers')
+
+
+def ours(config, images, steps):
+  """`steps` updates a call, mapped over one device as training maps them."""
+  devices = Devices.choose(config.parallel.map, 1)
+  _, init, update = simclr.parts(config, AXIS)
+  run = devices.map(scan_update(update(config.seed)), replicated=2, sharded=1, donate=(0,))
+  state, dataset = devices.replicate(jax.device_get(init(config.seed))), devices.replicate(images)
+  index = devices.shard(np.arange(config.batch_size * steps, dtype=np.int32).reshape(-1, steps) % len(images))
+
+  def call():
+    nonlocal state
+    state, metrics = run(state, dataset, index)
+    return metrics
+
+  return call
+
+
+def assert_same_step():
+  """Loss and gradients of both networks from the same weights and views, in float64: float32 crosses ReLU's kinks."""
+  config = simclr.config_of('model.width=8', 'batch_size=16', 'dtype=float64')
+  method, init, _ = simclr.parts(config)
+  state = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float64)), init(0))
+  views = embedded.generate('train', size=32)[0].reshape(2, 16, 32, 32, 3) / 128 - 1
+  inputs = Inputs(tuple(map(jnp.asarray, views)), jnp.arange(16), jnp.asarray(0), jax.random.key(0))
+  loss = lambda params: method.loss(params, state.batch_stats, {}, inputs)[0]
+  network = torch_peers.network(8).double()
+  network.load_state_dict(torch_peers.named(state.params['network']), strict=False)
+  z = network(torch.tensor(views).flatten(0, 1).movedim(3, 1))
+  expected = torch_peers.nt_xent(*z.chunk(2), config.temperature.tau)
+  expected.backward()
+  value, gradients = jax.jit(jax.value_and_grad(loss))(state.params)
+  theirs = {name: p.grad for name, p in network.named_parameters()}
+  timing.assert_close((value, torch_peers.named(gradients['network'])), (expected, theirs), 1e-6)
+
+
+def main():
+  args = timing.arguments(__doc__, workers=os.cpu_count())
+  steps = 100 if timing.device() == 'cuda' else 1  # a call; on a CPU steps are dispatched singly
+  width, batches, workers = (8, (32,), 0) if args.quick else (64, (128, 512), args.workers)
+  vision = timing.optional('torchvision.transforms')
+  view = image_peers.torchvision_view(vision, vision.ToTensor()) if vision else image_peers.pillow_view
+  loaded = f'torch, {workers} workers, {"torchvision" if vision else "Pillow"} views'
+  if timing.torch_runs():
+    with jax.enable_x64(True):
+      assert_same_step()
+  table = timing.Table(__doc__, args.quick, 'images')
+  for batch in batches:
+    config = simclr.config_of(f'batch_size={batch}', f'model.width={width}')
+    images = simclr.random_images(max(10_000, steps * batch))
+    calls = {'ssl_jax, views made in the step': ours(config, images, steps)}
+    names = ('torch, views ready', 'torch.compile, views ready', loaded)
+    calls |= dict.fromkeys(names, timing.WITHOUT_TORCH)
+    if timing.torch_runs():
+      ready = torch_peers.ready(batch, steps)
+      load = torch_peers.loader(images[: steps * batch], view, batch, workers)
+      for name, source in zip(names, (ready, ready, load), strict=True):
+        calls[name] = torch_peers.trainer(config, width, source, compile='compile' in name)
+    if args.quick:
+      calls[names[1]] = 'not with --quick: it compiles for a minute'
+    table.compare(f'{config.dtype}, batch {batch}', calls, items=steps * batch)
+
+
+if __name__ == '__main__':
+  main()

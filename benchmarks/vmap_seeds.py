@@ -1,0 +1,72 @@
+"""Is it worth training several seeds at once, with vmap over the update, instead of one after the other?
+
+  python -m benchmarks.vmap_seeds [--quick]
+
+Images a second of all seeds together. Each seed has its own weights, order and augmentation either way; vmap over the
+weights makes a convolution a grouped one. bfloat16 on a GPU, float32 on a CPU; `--quick` is for a CPU.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import simclr, timing
+from ssl_jax.step import scan_update
+
+
+def one_by_one(run, states, dataset, index):
+  """-> a call that makes the updates of each seed in turn"""
+  states = list(states)
+
+  def call():
+    metrics = []
+    for seed in range(len(states)):
+      states[seed], row = run(seed, states[seed], dataset, index[seed])
+      metrics.append(row)
+    return metrics
+
+  return call
+
+
+def at_once(run, states, dataset, index):
+  """-> a call that makes the same updates, all seeds together"""
+  seeds, states = jnp.arange(len(states)), jax.tree.map(lambda *x: jnp.stack(x), *states)
+
+  def call():
+    nonlocal states
+    states, metrics = run(seeds, states, dataset, index)
+    return metrics
+
+  return call
+
+
+def assert_same_first_step(turns, together):
+  """Loss and gradient norm of each seed; later steps drift apart with the rounding."""
+  for name in ('loss', 'gradient'):
+    one = np.stack([np.ravel(metrics[name])[0] for metrics in turns])
+    many = np.asarray(together[name]).reshape(len(turns), -1)[:, 0]
+    timing.assert_close(one, many, 2e-2 if timing.device() == 'cuda' else 1e-3)
+
+
+def main():
+  quick = timing.arguments(__doc__).quick
+  steps = 50 if timing.device() == 'cuda' else 1  # a call; on a CPU steps are dispatched singly
+  batch, width, numbers = (8, 8, (1, 2)) if quick else (128, 64, (1, 2, 4))
+  encoders = {'resnet18_cifar': (f'model.width={width}',)}
+  encoders['alexnet_small'] = ('model.name=alexnet_small', 'projector.name=alexnet')
+  dataset = jax.device_put(simclr.random_images(10_000))
+  table = timing.Table(__doc__, quick, 'images', ratio='vmap / in turn')
+  for encoder, options in encoders.items():
+    _, init, update = simclr.parts(simclr.config_of(f'batch_size={batch}', *options))
+    run = lambda seed, *rest, update=update: scan_update(update(seed))(*rest)
+    one = jax.jit(run, donate_argnums=1)
+    many = jax.jit(jax.vmap(run, in_axes=(0, 0, None, 0)), donate_argnums=1)
+    for number in numbers:
+      index = np.random.default_rng(0).integers(len(dataset), size=(number, batch, steps), dtype=np.int32)
+      arguments = ([init(seed) for seed in range(number)], dataset, jax.device_put(index))
+      calls = {'in turn': one_by_one(one, *arguments), 'vmap': at_once(many, *arguments)}
+      table.compare(f'{encoder}, S = {number}', calls, same=assert_same_first_step, items=number * batch * steps)
+
+
+if __name__ == '__main__':
+  main()
