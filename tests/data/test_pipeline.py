@@ -251,7 +251,7 @@ def test_no_worker_outlives_a_script(tmp_path, how):
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: parent and workers alike
       else:
         process.kill()
-      _, errors = process.communicate(timeout=30)
+      _, errors = process.communicate(timeout=120)
       deadline = time.monotonic() + 15
       while alive(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
