@@ -204,7 +204,7 @@ def test_prefetch_runs_ahead_by_its_depth():
 
 
 SCRIPT = """
-import contextlib, sys, time
+import contextlib, signal, sys, time
 from absl import app
 import numpy as np
 from ssl_jax.data import pipeline, sources
@@ -219,6 +219,7 @@ def main(argv):
       time.sleep(0.01)
 
 if __name__ == '__main__':
+  signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests with it ignored
   app.run(main)
 """
 
@@ -251,7 +252,7 @@ def test_no_worker_outlives_a_script(tmp_path, how):
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: parent and workers alike
       else:
         process.kill()
-      _, errors = process.communicate(timeout=120)
+      _, errors = process.communicate(timeout=60)
       deadline = time.monotonic() + 15
       while alive(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
