@@ -97,18 +97,39 @@ class Child:
 
   def __init__(self, sweep: Sweep, row: Row, seed: int, runs: pathlib.Path, program: str, environment: Mapping):
     self.sweep, self.row, self.seed, self.name = sweep, row, seed, f'{row.name}_seed{seed}'
-    self.workdir, self.start = runs / self.name, time.monotonic()
+    self.workdir, self.start, self.epochs = runs / self.name, time.monotonic(), sweep.resolve(row, seed)['epochs']
     self.workdir.mkdir(parents=True, exist_ok=True)
+    self.rows, self.paused_at, self.waited = len(_metrics(self.workdir)), None, 0.0
     arguments = [sys.executable, program, *sweep.command(row, seed, runs)[2:]]
     with (self.workdir / 'log.txt').open('a') as log:
       # In a group of its own: Ctrl-C reaches this program alone, which asks each run to stop.
       common = dict(stdout=log, stderr=subprocess.STDOUT, process_group=0)
       self.process = subprocess.Popen(arguments, env=environment, **common)
 
+  def wait(self) -> None:
+    """For its turn, as soon as everything is compiled: with its first row of metrics, an epoch."""
+    if self.paused_at is None and len(_metrics(self.workdir)) > self.rows:
+      self.process.send_signal(signal.SIGSTOP)
+      self.paused_at = time.monotonic()
+
+  def go_on(self) -> None:
+    if self.paused_at is not None:
+      self.process.send_signal(signal.SIGCONT)
+      self.paused_at, self.waited = None, self.waited + time.monotonic() - self.paused_at
+
+  def stop(self, number: int) -> None:
+    self.process.send_signal(number)
+    self.go_on()
+
+  def trained(self) -> bool:
+    """All epochs are over; what is left is the evaluation."""
+    rows = _metrics(self.workdir)
+    return bool(rows) and rows[-1].get('epoch', 0.0) >= self.epochs
+
   def seconds(self) -> float:
-    """Of this part and of those before it."""
+    """Of this part and of those before it, without the waiting."""
     file = self.workdir / 'wall_seconds'
-    total = time.monotonic() - self.start + (float(file.read_text()) if file.exists() else 0.0)
+    total = time.monotonic() - self.start - self.waited + (float(file.read_text()) if file.exists() else 0.0)
     file.write_text(f'{total}\n')
     return round(total, 1)
 
@@ -151,13 +172,17 @@ def run(
   runs: pathlib.Path,
   budget: float = math.inf,
   side_by_side: int = 1,
+  ahead: int = 0,
   only: Sequence[str] = (),
   seeds: int = 0,
   commit: str = '',
   program: str = 'main.py',
   grace: float = GRACE,
 ) -> list[str]:
-  """Does what is missing and fits into the budget, in minutes. Returns the names of the runs that failed."""
+  """Does what is missing and fits into the budget, in minutes. Returns the names of the runs that failed.
+
+  `side_by_side` runs train at once. `ahead` more start early and compile, then wait until one of those has trained.
+  """
   if side_by_side > 1 and sweep.timed:
     raise ValueError(f'--side-by-side={side_by_side} would spoil the times of this table: leave it out')
   start, device, commit = time.monotonic(), device_here(), commit or commit_here()
@@ -165,14 +190,16 @@ def run(
   say = lambda text: print(f'[{elapsed():5.1f} min] {text}', flush=True)
   finished, running, failed, signals = tables.done(sweep, folder), [], [], []
   jobs = missing(sweep, finished, only, seeds)
+  most = side_by_side + ahead
   stopping, looking = False, True  # what does not fit now fits no later, until there are new results
-  share = {'XLA_PYTHON_CLIENT_MEM_FRACTION': f'{0.9 / side_by_side:.3f}'} if side_by_side > 1 else {}
+  share = {'XLA_PYTHON_CLIENT_MEM_FRACTION': f'{0.9 / most:.3f}'} if most > 1 else {}
   stops = (signal.SIGINT, signal.SIGTERM)
   previous = [signal.signal(number, lambda number, _: signals.append(number)) for number in stops]
   try:
     while True:
-      while looking and jobs and len(running) < side_by_side and not stopping:
-        needed = [estimate(sweep, *job, finished, device, runs) * slowdown(side_by_side) for job in jobs]
+      while looking and jobs and len(running) < most and not stopping:
+        factor = slowdown(side_by_side) * (1 + len(running) // side_by_side)  # it waits for those that train
+        needed = [estimate(sweep, *job, finished, device, runs) * factor for job in jobs]
         first = next((i for i, minutes in enumerate(needed) if elapsed() + minutes <= budget), None)
         if looking := first is not None:
           say(f'starts {jobs[first][0].name}, seed {jobs[first][1]}: about {needed[first]:.1f} min')
@@ -180,19 +207,22 @@ def run(
       if not running:
         break
       time.sleep(0.1)
+      if ahead and not stopping:
+        for place, child in enumerate([child for child in running if not child.trained()]):
+          child.go_on() if place < side_by_side else child.wait()
       if not stopping and (signals or elapsed() > budget + grace):
         stopping = True
         say(f'stops {", ".join(child.name for child in running)}')
         for child in running:
-          child.process.terminate()
+          child.stop(signal.SIGTERM)
       if len(signals) > 1:  # asked twice
         for child in running:
-          child.process.kill()
+          child.stop(signal.SIGKILL)
       for child in [child for child in running if child.process.poll() is not None]:
         running.remove(child)
         looking = True
         typed = shlex.join(sweep.command(child.row, child.seed, pathlib.Path('runs') / folder.name))
-        facts = dict(command=typed, commit=commit, wall_seconds=child.seconds(), side_by_side=side_by_side)
+        facts = dict(command=typed, commit=commit, wall_seconds=child.seconds(), side_by_side=side_by_side, ahead=ahead)
         try:
           result = child.result(**facts)
         except (ValueError, OSError, KeyError) as error:
@@ -206,7 +236,7 @@ def run(
         say(f'{child.name}: ' + ', '.join(f'{column.title} {column.show(found[0])}' for column, found in told if found))
   finally:
     for child in running:  # after an error of this program
-      child.process.terminate()
+      child.stop(signal.SIGTERM)
     for number, handler in zip(stops, previous, strict=True):
       signal.signal(number, handler)
   if jobs:
@@ -223,6 +253,7 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
     '--budget-minutes', dest='budget', type=float, default=math.inf, help='no run starts that would end later'
   )
   parser.add_argument('--side-by-side', type=int, default=1, help='so many runs at once (2 with NVIDIA MPS)')
+  parser.add_argument('--ahead', type=int, default=0, help='so many more compile meanwhile, and wait for their turn')
   parser.add_argument('--only', type=names, default=(), help='names of rows, parted by commas')
   parser.add_argument('--seeds', type=int, default=0, help='at least so many seeds of each row')
   parser.add_argument('--runs', type=pathlib.Path, default=pathlib.Path('runs') / folder.name, help='the workdirs')

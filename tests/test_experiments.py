@@ -26,7 +26,8 @@ SWEEPS = {
   for name in ('dystress', 'behaviour', 'cacr', 'supervised', 'baselines')
 }
 
-# In the place of main.py. τ tells it what to do: 0.9 fails, 0.8 waits to be interrupted, 0.7 waits for another run.
+# In the place of main.py. τ tells it what to do: 0.9 fails, 0.8 waits to be interrupted, 0.7 waits for another run,
+# 0.6 trains two epochs, notes the end of each, and in the second waits for the first epochs of three runs.
 STUB = """
 import json, os, pathlib, signal, sys, time
 import numpy as np
@@ -47,6 +48,19 @@ if tau == 0.8 and not (workdir / 'saved').exists():
   (workdir / 'metrics.jsonl').write_text(json.dumps({'epoch': 0.75 * chosen.epochs, 'images_per_second': 1.0}) + '\\n')
   print('three quarters', flush=True)
   time.sleep(60)
+if tau == 0.6:
+  ended = workdir.parent / 'ended'
+  def end_of(epoch):
+    with ended.open('a') as notes:
+      notes.write(f'{chosen.seed} {epoch}\\n')
+    with (workdir / 'metrics.jsonl').open('a') as rows:
+      rows.write(json.dumps({'epoch': chosen.epochs * epoch / 2, 'images_per_second': 1.0}) + '\\n')
+  end_of(1)
+  end = time.monotonic() + 30
+  while ended.read_text().count(' 1') < 3 and time.monotonic() < end:
+    time.sleep(0.05)
+  time.sleep(1.5 if chosen.seed else 3)
+  end_of(2)
 end = time.monotonic() + 30
 while tau == 0.7 and len(list(workdir.parent.glob('*/share'))) < 2 and time.monotonic() < end:
   time.sleep(0.05)
@@ -257,6 +271,15 @@ def test_two_runs_side_by_side_share_the_memory(place, tmp_path):
   assert [file.read_text() for file in tmp_path.glob('runs/*/share')] == ['0.450', '0.450']
   with pytest.raises(ValueError, match='--side-by-side=2 would spoil the times'):
     run(sweep_of(tau(0.7), timed=True), side_by_side=2)
+
+
+def test_runs_ahead_compile_and_then_wait_for_their_turn(place, tmp_path):
+  folder, run = place
+  assert run(sweep_of(tau(0.6, seeds=(0, 1, 2)), timed=True), ahead=2) == []
+  ended = (tmp_path / 'runs' / 'ended').read_text().splitlines()
+  assert sorted(ended[:3]) == ['0 1', '1 1', '2 1'] and ended[3:] == ['0 2', '1 2', '2 2']
+  assert {row['ahead'] for row in tables.read(folder / 'results.jsonl')} == {2}
+  assert (tmp_path / 'runs' / 'tau_0.6_seed2' / 'share').read_text() == '0.300'
 
 
 def test_the_commit_is_dirty_where_code_differs_but_not_where_results_do(tmp_path, monkeypatch):

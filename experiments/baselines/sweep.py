@@ -23,7 +23,7 @@ CACR = {'optimizer.milestones': (23.25, 25.5, 27.75)}  # (155, 170, 185) of 200
 SWEEP = Sweep(
   title='Every method of the papers, CIFAR-10, 30 epochs',
   protocol=(
-    'CIFAR-10, 30 epochs, last epoch, one run at a time. kNN: backbone features, 200 neighbours, vote '
+    'CIFAR-10, 30 epochs, last epoch, one run training at a time. kNN: backbone features, 200 neighbours, vote '
     'exp(s/0.1). Linear: logistic regression (L-BFGS) on the same features. Seconds an epoch: the median over '
     'the epochs but the first. Peak memory: the most that jax held on the device at once.'
   ),
