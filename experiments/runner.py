@@ -53,8 +53,7 @@ def estimate(sweep: Sweep, row: Row, seed: int, finished: Mapping, device: str, 
   like = {other.name for other in sweep.rows if other.config == row.config}
   like = [r for (name, _), r in finished.items() if name in like and r['device'] == device]
   times = [r['wall_seconds'] / 60 / slowdown(r['side_by_side']) * epochs / r['epochs'] for r in like]
-  logged = _metrics(runs / f'{row.name}_seed{seed}')  # of a run that was interrupted
-  part = max((r.get('epoch', 0.0) for r in logged), default=0.0) / epochs
+  part = _epochs(runs / f'{row.name}_seed{seed}') / epochs  # of a run that was interrupted
   return (statistics.mean(times) if times else row.minutes) * max(1 - part, 0.2)  # it still starts and evaluates
 
 
@@ -92,6 +91,11 @@ def _metrics(workdir: pathlib.Path) -> list[dict]:
   return [json.loads(line) for line in (file.read_text().splitlines() if file.exists() else ()) if line.endswith('}')]
 
 
+def _epochs(workdir: pathlib.Path) -> float:
+  """How many a run has trained; rows of evaluations do not say."""
+  return max((row.get('epoch', 0.0) for row in _metrics(workdir)), default=0.0)
+
+
 class Child:
   """A run of main.py. Its log and the time of its parts, where it was interrupted, lie in its workdir."""
 
@@ -123,8 +127,7 @@ class Child:
 
   def trained(self) -> bool:
     """All epochs are over; what is left is the evaluation."""
-    rows = _metrics(self.workdir)
-    return bool(rows) and rows[-1].get('epoch', 0.0) >= self.epochs
+    return _epochs(self.workdir) >= self.epochs
 
   def seconds(self) -> float:
     """Of this part and of those before it, without the waiting."""

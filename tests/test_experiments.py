@@ -61,6 +61,12 @@ if tau == 0.6:
     time.sleep(0.05)
   time.sleep(1.5 if chosen.seed else 3)
   end_of(2)
+  with (workdir / 'metrics.jsonl').open('a') as rows:
+    rows.write(json.dumps({'knn200': 80.0}) + '\\n')
+  while chosen.seed == 0 and ended.read_text().count(' 2') < 3:  # it evaluates all the while
+    if time.monotonic() > end:
+      sys.exit('the others waited for more than the end of the training')
+    time.sleep(0.05)
 end = time.monotonic() + 30
 while tau == 0.7 and len(list(workdir.parent.glob('*/share'))) < 2 and time.monotonic() < end:
   time.sleep(0.05)
