@@ -127,7 +127,7 @@ VARIANTS = {
       momentum=0.99,
       teacher_temperature=dict(name='linear_schedule', start=0.04, end=0.07, epochs=30),
     ),
-    'projector': dict(name='dino', features=(2048, 256), prototypes=4096),
+    'projector': dict(name='dino', features=(2048, 256), prototypes=4096, batch_norm='hidden'),
     'loss': dict(name='dino'),
     'temperature': TENTH,
   },

@@ -12,7 +12,6 @@ from absl.testing import absltest, parameterized
 
 from ssl_jax import losses, temperature
 from tests.reference import contrastive as reference
-from tests.test_pairs import QuickTestCase
 
 TAUS = (0.01, 0.05, 0.2, 1.0)
 
@@ -220,7 +219,7 @@ def every_loss(pos, neg, where, tau):
   return {name: loss(pos, neg, tau, where=where) for name, (loss, _, _) in CASES.items()}
 
 
-class InvarianceTest(QuickTestCase):
+class InvarianceTest(chex.TestCase):
   @hypothesis.settings(deadline=None, max_examples=20)
   @hypothesis.given(seed=st.integers(0, 2**32 - 1), tau=st.sampled_from(TAUS))
   def test_order_of_negatives_and_of_positives(self, seed, tau):

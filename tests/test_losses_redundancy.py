@@ -11,7 +11,7 @@ from absl.testing import absltest, parameterized
 
 from ssl_jax import losses
 from tests.reference import redundancy as reference
-from tests.test_pairs import QuickTestCase, mapped
+from tests.test_pairs import mapped
 
 N, D = 8, 4
 CASES = {
@@ -95,7 +95,7 @@ def values_and_gradients(params, batch, axis_name=None):
   return values, gradients if axis_name is None else jax.lax.pmean(gradients, axis_name)
 
 
-class ShardingTest(QuickTestCase):
+class ShardingTest(chex.TestCase):
   params = dict.fromkeys(SHARDED, np.random.default_rng(1).normal(size=(D, D)).astype(np.float32))
   batch = np.stack(views(), axis=1)
 

@@ -186,17 +186,7 @@ def means_and_gradients(params, batch, axis_name=None):
   return (means, gradients) if axis_name is None else jax.lax.pmean((means, gradients), axis_name)
 
 
-class QuickTestCase(chex.TestCase):
-  """Compiles large programs for one small run each, so that it is not worth while to optimise them."""
-
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    jax.config.update('jax_disable_most_optimizations', True)
-    cls.addClassCleanup(jax.config.update, 'jax_disable_most_optimizations', False)
-
-
-class ShardingTest(QuickTestCase):
+class ShardingTest(chex.TestCase):
   """Differentiate the mean over this device's queries, then average the gradients: that of the whole batch."""
 
   params = dict.fromkeys(SHARDED, np.random.default_rng(1).normal(size=(D, D)).astype(np.float32))

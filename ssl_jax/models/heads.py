@@ -75,17 +75,23 @@ class Prototypes(nn.Module):
 
 
 class DINOHead(nn.Module):
-  """An MLP to a bottleneck, then prototypes (Caron et al. 2021, App. C); [N, D] -> [N, prototypes]"""
+  """An MLP to a bottleneck, then prototypes (Caron et al. 2021, App. C); [N, D] -> [N, prototypes]
+
+  Without batch norm for a ViT, as the paper has it; `batch_norm` 'hidden' on an encoder that has batch norm itself.
+  """
 
   features: tuple[int, ...] = (2048, 2048, 256)
   prototypes: int = 65536
+  batch_norm: str = 'none'
   dtype: jnp.dtype = jnp.float32
+  axis_name: str | None = None
 
   @nn.compact
   def __call__(self, x, train: bool):
     gelu = lambda y: nn.gelu(y, approximate=False)
     init = nn.initializers.truncated_normal(0.02)
-    mlp = MLP(self.features, 'none', activation=gelu, kernel_init=init, dtype=self.dtype, name='mlp')
+    settings = dict(activation=gelu, kernel_init=init, dtype=self.dtype, axis_name=self.axis_name, name='mlp')
+    mlp = MLP(self.features, self.batch_norm, **settings)
     return Prototypes(self.prototypes, name='prototypes')(mlp(x, train), train)
 
 

@@ -89,9 +89,9 @@ def test_widths_are_the_papers(name, width, features):
 
 
 class TorchDINOHead(nn.Module):
-  def __init__(self):
+  def __init__(self, layers):
     super().__init__()
-    self.mlp = TorchMLP(24, ['fc 32 bias', 'gelu', 'fc 16 bias', 'gelu', 'fc 8 bias'])
+    self.mlp = TorchMLP(24, layers)
     self.prototypes = nn.Linear(8, 40, bias=False)
 
   def forward(self, x):
@@ -99,9 +99,16 @@ class TorchDINOHead(nn.Module):
     return unit(self.mlp(x)) @ unit(self.prototypes.weight).T
 
 
-def test_dino_is_torch_s():
-  module = heads.create('dino', features=(32, 16, 8), prototypes=40, axis_name='batch')
-  torch_models.assert_same_network(module, TorchDINOHead(), (16, 24))
+@pytest.mark.parametrize(
+  'batch_norm, layers',
+  [
+    ('none', ['fc 32 bias', 'gelu', 'fc 16 bias', 'gelu', 'fc 8 bias']),
+    ('hidden', ['fc 32', 'bn', 'gelu', 'fc 16', 'bn', 'gelu', 'fc 8 bias']),
+  ],
+)
+def test_dino_is_torch_s(batch_norm, layers):
+  module = heads.create('dino', features=(32, 16, 8), prototypes=40, batch_norm=batch_norm)
+  torch_models.assert_same_network(module, TorchDINOHead(layers), (16, 24))
 
 
 def test_dino_and_swav_have_the_papers_sizes():
