@@ -11,7 +11,7 @@ train: $(VENV)/.installed
 	$(BIN)/python main.py --config=configs/quickstart.py --workdir=runs/quickstart
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

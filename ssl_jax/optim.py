@@ -67,11 +67,21 @@ def sgd(schedule: optax.Schedule, *, momentum: float, weight_decay: float, exemp
   return optax.chain(decay, optax.trace(momentum), optax.scale_by_learning_rate(schedule))
 
 
+def for_strict_promotion(adam: optax.GradientTransformation) -> optax.GradientTransformation:
+  """optax's Adams raise a float to an integer to correct their bias: this one does where that is forbidden, too."""
+
+  def update(grads, state, params=None):
+    with jax.numpy_dtype_promotion('standard'):
+      return adam.update(grads, state, params)
+
+  return optax.GradientTransformation(adam.init, update)
+
+
 def create(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
   """The optimiser of the config's `optimizer` section."""
   decay, exempt = optimizer['weight_decay'], optimizer['exempt']
   if optimizer['name'] == 'adamw':
     b1, b2 = optimizer['betas']
-    return optax.adamw(schedule, b1=b1, b2=b2, weight_decay=decay, mask=_decay_mask(exempt))
+    return for_strict_promotion(optax.adamw(schedule, b1=b1, b2=b2, weight_decay=decay, mask=_decay_mask(exempt)))
   make = {'sgd': sgd, 'lars': lars}[optimizer['name']]
   return make(schedule, momentum=optimizer['momentum'], weight_decay=decay, exempt=exempt)

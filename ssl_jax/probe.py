@@ -9,6 +9,8 @@ import numpy as np
 import optax
 from jax import lax
 
+from ssl_jax.optim import for_strict_promotion
+
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
@@ -22,7 +24,7 @@ class Probe:
 
   @property
   def optimizer(self) -> optax.GradientTransformation:
-    return optax.adam(self.rate)
+    return for_strict_promotion(optax.adam(self.rate))
 
   def init(self, width: int) -> dict[str, Any]:
     """Its part of a run's state, for features [b, width]."""

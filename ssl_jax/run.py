@@ -84,7 +84,7 @@ def prepare(config: ConfigDict) -> Run:
   if config.batch_size % count:
     near = max(config.batch_size // count, 1) * count
     raise ValueError(f'batch_size = {config.batch_size} does not divide over {count} devices: try {near}')
-  methods.create(config, steps_per_epoch=1, total_steps=1)
+  methods.create(config, steps_per_epoch=1, total_steps=1)  # a mistake is told before the data is read
   augments_of(config, on_device=True)
   imbalance.create(config.imbalance)
   skipped = collections.Counter()

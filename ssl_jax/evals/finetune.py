@@ -103,8 +103,7 @@ class _Classifier:
 
       trained = self.trained(state['params'])
       (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(trained)
-      with jax.numpy_dtype_promotion('standard'):  # optax's Adam raises a float to the power of an integer step
-        updates, opt = direction.update(lax.pmean(grads, AXIS), state['opt'], trained)
+      updates, opt = direction.update(lax.pmean(grads, AXIS), state['opt'], trained)
       trained = jax.tree.map(lambda p, u: p - rate * u, trained, updates)
       changed = dict(params={**state['params'], **trained}, stats=stats, opt=opt, step=state['step'] + 1)
       return changed, lax.pmean(value, AXIS)
@@ -191,9 +190,9 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed
   width = _width(run, encoder, stats)
   plain = np.zeros(width, np.float32), np.float32(1)
   model = _Classifier(run, frozen, *(_moments(run, state, source, normalize, protocol.scale) if frozen else plain))
-  head = {'kernel': linear._initial([seed], width, classes)[0], 'bias': np.zeros(classes, np.float32)}
+  head = {'kernel': linear.initial_kernels([seed], width, classes)[0], 'bias': np.zeros(classes, np.float32)}
   params = {'encoder': encoder, 'head': head}
-  direction = linear._direction(protocol)
+  direction = protocol.direction()
   if frozen:  # LARS tells the kernel from the bias by their names
     direction = _on_head(direction)
   weights = jnp.ones(classes) if frozen else jnp.asarray(class_weights(labels, classes))
@@ -205,7 +204,7 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed
   if not batch:
     raise ValueError(f'labels: only {len(source)} images for {count} devices; use fewer devices or more labels')
   lowered = batch / protocol.batch if protocol.optimiser == 'sgd' else 1.0  # the linear rule
-  for epoch, factor in enumerate(linear._rates(protocol)):
+  for epoch, factor in enumerate(protocol.rates()):
     rate = devices.replicate(np.float32(protocol.learning_rate * factor * lowered))
     order = pipeline.order(seed, epoch, len(source))
     for rows in order[: len(order) // batch * batch].reshape(-1, batch):

@@ -17,6 +17,7 @@ import scipy.linalg
 
 from ssl_jax.evals import check
 from ssl_jax.evals.metrics import mean_and_spread
+from ssl_jax.optim import for_strict_promotion
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -36,6 +37,22 @@ class Protocol:
   milestones: tuple[int, ...] | None = None  # the epochs at which the rate falls by `factor`; None: cosine to zero
   factor: float = 1.0
   scale: str = 'norm'  # the mean square that is 1: of a feature's 'norm', or of a 'coordinate'
+
+  def rates(self) -> np.ndarray:
+    """The factor of the learning rate in each epoch.  -> [epochs]"""
+    epoch = np.arange(self.epochs)
+    if self.milestones is None:
+      return 0.5 * (1 + np.cos(np.pi * epoch / self.epochs))
+    return self.factor ** (epoch[:, None] >= np.array(self.milestones)[None, :]).sum(axis=1)
+
+  def direction(self) -> optax.GradientTransformation:
+    """The optimiser before its learning rate, which comes last, as in torch's."""
+    if self.optimiser == 'adam':
+      return for_strict_promotion(optax.scale_by_adam(b1=0.5, b2=0.999, eps=1e-8))
+    if self.optimiser == 'sgd':
+      return optax.trace(0.9)
+    ratio = optax.scale_by_trust_ratio(trust_coefficient=0.001)
+    return optax.chain(optax.masked(ratio, {'kernel': True, 'bias': False}), optax.trace(0.9))
 
 
 PROTOCOLS = {
@@ -61,28 +78,10 @@ class Result:
   predictions: np.ndarray
 
 
-def _rates(protocol: Protocol) -> np.ndarray:
-  """The factor of the learning rate in each epoch.  -> [epochs]"""
-  epoch = np.arange(protocol.epochs)
-  if protocol.milestones is None:
-    return 0.5 * (1 + np.cos(np.pi * epoch / protocol.epochs))
-  return protocol.factor ** (epoch[:, None] >= np.array(protocol.milestones)[None, :]).sum(axis=1)
-
-
 def _batch(protocol: Protocol, examples: int) -> tuple[int, float]:
   """The batch, smaller than the protocol's on a small set, and what SGD's rate is then multiplied by (linear rule)."""
   batch = max(1, min(protocol.batch, examples // STEPS_PER_EPOCH))
   return batch, batch / protocol.batch if protocol.optimiser == 'sgd' else 1.0
-
-
-def _direction(protocol: Protocol) -> optax.GradientTransformation:
-  """The optimiser before its learning rate, which comes last, as in torch's."""
-  if protocol.optimiser == 'adam':
-    return optax.scale_by_adam(b1=0.5, b2=0.999, eps=1e-8)
-  if protocol.optimiser == 'sgd':
-    return optax.trace(0.9)
-  ratio = optax.scale_by_trust_ratio(trust_coefficient=0.001)
-  return optax.chain(optax.masked(ratio, {'kernel': True, 'bias': False}), optax.trace(0.9))
 
 
 def _logits(params, x):
@@ -94,7 +93,7 @@ def _cross_entropy(params, x, targets):
   return -jnp.mean(jnp.sum(targets * jax.nn.log_softmax(_logits(params, x)), axis=1))
 
 
-def _initial(seeds: Sequence[int], d: int, num_classes: int) -> np.ndarray:
+def initial_kernels(seeds: Sequence[int], d: int, num_classes: int) -> np.ndarray:
   """Normal, of standard deviation 0.01, as MoCo's.  -> [s, d, classes]"""
   draw = lambda seed: 0.01 * np.random.default_rng(seed).standard_normal((d, num_classes), np.float32)
   return np.stack([draw(seed) for seed in seeds])
@@ -105,7 +104,7 @@ def _train(x, y, seeds, kernels, learning_rates, *, protocol, batch):
   """Every seed and rate at once; the rates of a seed share its batches.  -> params [s, r, ...]"""
   n, num_classes = len(x), kernels.shape[2]
   steps = n // batch
-  direction = _direction(protocol)
+  direction = protocol.direction()
 
   def one_seed(seed, kernel):
     key = jax.random.key(seed)
@@ -114,8 +113,7 @@ def _train(x, y, seeds, kernels, learning_rates, *, protocol, batch):
     def update(carry, rate, images, targets):
       params, state = carry
       grads = jax.grad(_cross_entropy)(params, images, targets)
-      with jax.numpy_dtype_promotion('standard'):  # optax's Adam raises a float to the power of an integer step
-        updates, state = direction.update(grads, state, params)
+      updates, state = direction.update(grads, state, params)
       return jax.tree.map(lambda p, u: p - rate * u, params, updates), state
 
     def epoch(carry, inputs):
@@ -129,7 +127,7 @@ def _train(x, y, seeds, kernels, learning_rates, *, protocol, batch):
       return jax.lax.scan(step, carry, order)[0], None
 
     start = jax.vmap(lambda _: (params, direction.init(params)))(learning_rates)
-    schedule = (jnp.arange(protocol.epochs), jnp.asarray(_rates(protocol), jnp.float32))
+    schedule = (jnp.arange(protocol.epochs), jnp.asarray(protocol.rates(), jnp.float32))
     return jax.lax.scan(epoch, start, schedule)[0][0]
 
   return jax.vmap(one_seed)(seeds, kernels)
@@ -211,7 +209,7 @@ def probe(
     """Parameters, seed by seed and rate by rate within."""
     batch, scale = _batch(protocol, len(x))
     seeds_, rates_ = jnp.asarray(seeds, jnp.uint32), scale * jnp.asarray(rates, jnp.float32)
-    kernels = jnp.asarray(_initial(seeds, x.shape[1], num_classes))
+    kernels = jnp.asarray(initial_kernels(seeds, x.shape[1], num_classes))
     params = _train(x, jnp.asarray(y), seeds_, kernels, rates_, protocol=protocol, batch=batch)
     return jax.tree.map(lambda p: p.reshape(-1, *p.shape[2:]), params)
 

@@ -58,7 +58,7 @@ def test_class_weights_make_classes_equal():
 
 
 def test_dystress_s_schedule():
-  rates = finetune.FULL.learning_rate * linear._rates(finetune.FULL)
+  rates = finetune.FULL.learning_rate * finetune.FULL.rates()
   np.testing.assert_allclose(rates[[0, 29, 30, 39, 40, 49]], [0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
@@ -88,7 +88,7 @@ def test_a_frozen_encoder_stays_as_it_was(prepared, name):
   params, stats = fit(prepared, 1, protocol, frozen=True)
   chex.assert_trees_all_equal(params['encoder'], state.params['network']['encoder'])
   chex.assert_trees_all_equal(stats, state.batch_stats['encoder'])
-  assert np.any(params['head']['kernel'] != linear._initial([0], *params['head']['kernel'].shape)[0])
+  assert np.any(params['head']['kernel'] != linear.initial_kernels([0], *params['head']['kernel'].shape)[0])
 
 
 def test_without_augmentation_a_frozen_step_is_the_papers_formula(prepared, monkeypatch):
@@ -104,7 +104,7 @@ def test_without_augmentation_a_frozen_step_is_the_papers_formula(prepared, monk
   x = np.float64(jax.jit(chosen.method.features)(state.params, state.batch_stats, images)['backbone'])
   x = x - x.mean(axis=0)
   x /= np.sqrt(np.square(x).sum(axis=1).mean())
-  kernel = np.float64(linear._initial([0], x.shape[1], 4)[0])
+  kernel = np.float64(linear.initial_kernels([0], x.shape[1], 4)[0])
   odds = np.exp(x @ kernel)
   error = odds / odds.sum(axis=1, keepdims=True) - np.eye(4)[chosen.train.labels]
   np.testing.assert_allclose(params['head']['kernel'], kernel - 2.0 * x.T @ error / 64, rtol=1e-3, atol=1e-5)

@@ -45,7 +45,7 @@ def train_loop(x, y, seed, rate, protocol, batch, classes):
   x = x.astype(np.float64)
   key = jax.random.key(seed)
   weights = {
-    'kernel': linear._initial([seed], d, classes)[0].astype(np.float64),
+    'kernel': linear.initial_kernels([seed], d, classes)[0].astype(np.float64),
     'bias': np.zeros(classes),
   }
   first = {name: np.zeros_like(w) for name, w in weights.items()}
@@ -88,7 +88,7 @@ class TrainingTest(chex.TestCase):
       jnp.asarray(x),
       jnp.asarray(y, jnp.int32),
       jnp.asarray(seeds, jnp.uint32),
-      jnp.asarray(linear._initial(seeds, 5, 3)),
+      jnp.asarray(linear.initial_kernels(seeds, 5, 3)),
       jnp.asarray(rates, jnp.float32),
       protocol=protocol,
       batch=8,
@@ -106,7 +106,7 @@ class TrainingTest(chex.TestCase):
     ('supervised_cifar', {0: 1, 45: 0.5}),
   )
   def test_rates_are_the_papers(self, name, expected):
-    factors = linear._rates(linear.PROTOCOLS[name])
+    factors = linear.PROTOCOLS[name].rates()
     for epoch, factor in expected.items():
       self.assertAlmostEqual(factors[epoch], factor)
 

@@ -9,7 +9,10 @@ from tests.test_train import asked_to_stop_at, final, tiny
 NONE, TENTH = dict(name='none'), dict(name='constant', tau=0.1)
 STATES = {
   'queue': ({'method': dict(name='moco', queue=64, momentum=0.9)}, {'momentum', 'queue', 'pointer', 'keys'}),
-  'bank_and_average': ({'method': dict(name='memory_bank', negatives=9), 'ema': 0.9}, {'bank', 'average'}),
+  'bank_average_and_probe': (
+    {'method': dict(name='memory_bank', negatives=9), 'ema': 0.9, 'probe': 0.01},
+    {'bank', 'average', 'probe'},
+  ),
   'centre': (
     {'method': dict(name='dino'), 'loss': dict(name='dino'), 'temperature': TENTH},
     {'momentum', 'centre'},
