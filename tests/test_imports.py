@@ -22,7 +22,7 @@ ALLOWED = {
   'parallel': set(),
   'config': set(),
   'state': set(),
-  'probe': set(),
+  'probe': {'optim'},
   'checkpoint': {'config', 'state'},
   'records': {'checkpoint'},
   'methods': LOSSES | {'models', 'methods'},
