@@ -5,19 +5,17 @@ config.json, and carries its key and its full value in a `<data>` element.
 """
 
 import dataclasses
-import html
 import json
 import pathlib
-import string
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssl_jax import figures, records
-from ssl_jax.checkpoint import writable, write_text
+from ssl_jax import figures, page, records
+from ssl_jax.checkpoint import writable
 from ssl_jax.config import HARMLESS, flatten
-from ssl_jax.evals.metrics import mean_and_spread
+from ssl_jax.evals.tally import mean_and_spread
+from ssl_jax.page import Cards, Figure, Number, Section, Table
 
 MEASURES = {
   'alignment': ('alignment', 'E‖x − x⁺‖² of views of an image; lower is closer'),
@@ -35,44 +33,6 @@ MEASURES = {
   'lidar': ('LiDAR', 'effective rank of the discriminant analysis of images'),
   'alpha_req': ('α-ReQ', 'exponent of the spectrum; near 1 is good'),
 }
-
-
-class Number(NamedTuple):
-  """A cell that shows a number of the records."""
-
-  key: str
-  value: float
-  form: str = '.2f'
-  spread: float | None = None
-
-  def __str__(self):
-    shown = format(self.value, self.form)
-    return shown if self.spread is None else f'{shown} ± {format(self.spread, self.form)}'
-
-
-class Table(NamedTuple):
-  head: Sequence[str]
-  rows: Sequence[Sequence[str | Number]]
-  folded: str = ''  # a title that hides the table until it is asked for
-
-
-class Cards(NamedTuple):
-  """The few numbers that a reader came for, large."""
-
-  numbers: Sequence[tuple[str, Number]]
-
-
-class Figure(NamedTuple):
-  name: str
-  caption: str
-  drawn: Any  # a matplotlib figure, or the bytes of a PNG
-  small: bool = False
-
-
-class Section(NamedTuple):
-  title: str
-  text: str
-  parts: Sequence[Cards | Table | Figure]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +80,7 @@ def report(workdir: str | pathlib.Path) -> pathlib.Path:
   run = Run.read(workdir)
   sections = [*_headline(run), *_training(run), *_similarities(run), *_representation(run), *_classes(run)]
   sections += _settings(run)
-  return _write(writable(workdir), 'report', run.title, _lead(run), sections)
+  return page.write(writable(workdir), 'report', run.title, _lead(run), sections)
 
 
 def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> pathlib.Path:
@@ -131,7 +91,7 @@ def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> 
   count = sum(len(runs) for runs in groups.values())
   many = any(len(runs) > 1 for runs in groups.values())
   lead = f'{count} runs of {len(groups)} configs.' + (' ± is one standard deviation over seeds.' if many else '')
-  return _write(writable(out), 'compare', 'Runs side by side', lead, _comparison(groups))
+  return page.write(writable(out), 'compare', 'Runs side by side', lead, _comparison(groups))
 
 
 # The sections of a report
@@ -325,126 +285,3 @@ def _comparison(configs: Mapping[str, Sequence[Run]]) -> list[Section]:
     parts = [Table(['', *letters], rows), Figure(f'uniformity_tolerance_{space}', caption, drawn)]
     sections.append(Section(f'Measures of the {space} features', '', parts))
   return sections
-
-
-# Writing
-
-
-def _write(folder: pathlib.Path, name: str, title: str, lead: str, sections: Sequence[Section]) -> pathlib.Path:
-  for part in (part for section in sections for part in section.parts if isinstance(part, Figure)):
-    path = folder / 'figures' / part.name
-    if isinstance(part.drawn, bytes):
-      path.parent.mkdir(exist_ok=True)
-      path.with_suffix('.png').write_bytes(part.drawn)
-    else:
-      figures.save(part.drawn, path)
-  write_text(folder / f'{name}.md', _markdown(title, lead, sections))
-  page = folder / f'{name}.html'
-  write_text(page, _page(title, lead, sections))
-  print(f'{name}: {page}')
-  return page
-
-
-def _markdown(title, lead, sections) -> str:
-  cell = lambda x: str(x).replace('|', '\\|')
-  out = [f'# {title}', lead]
-  for section in sections:
-    out += [f'## {section.title}', section.text]
-    for part in section.parts:
-      if isinstance(part, Cards):
-        part = Table(['', 'value'], part.numbers)
-      if isinstance(part, Table):
-        lines = [part.head, ['---'] * len(part.head), *part.rows]
-        out.append('\n'.join('| ' + ' | '.join(map(cell, line)) + ' |' for line in lines))
-      else:
-        suffix = 'png' if isinstance(part.drawn, bytes) else 'svg'
-        out.append(f'![{part.caption}](figures/{part.name}.{suffix})\n\n{part.caption}')
-  return '\n\n'.join(filter(None, out)) + '\n'
-
-
-def _page(title, lead, sections) -> str:
-  def number(x):
-    return f'<data data-key="{html.escape(x.key)}" value="{x.value!r}">{x}</data>'
-
-  def cell(x):
-    if isinstance(x, Number):
-      return f'<td class="n">{number(x)}</td>'
-    return f'<td{LONG if len(x) > 24 else ""}>{html.escape(x)}</td>'
-
-  def cards(part):
-    items = ''.join(f'<div><dd>{number(x)}</dd><dt>{html.escape(label)}</dt></div>' for label, x in part.numbers)
-    return f'<dl class="cards">{items}</dl>'
-
-  def table(part):
-    head = ''.join(f'<th>{html.escape(x)}</th>' for x in part.head)
-    rows = ''.join(f'<tr>{"".join(map(cell, row))}</tr>' for row in part.rows)
-    text = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    return f'<details><summary>{html.escape(part.folded)}</summary>{text}</details>' if part.folded else text
-
-  def figure(part):
-    caption = html.escape(part.caption)
-    if isinstance(part.drawn, bytes):
-      picture = f'<img alt="{caption}" src="{figures.data_uri(part.drawn)}">'
-    else:
-      picture = figures.inline(figures.svg(part.drawn), part.name, caption)
-    return f'<figure id="{part.name}">{picture}<figcaption>{caption}</figcaption></figure>'
-
-  body = []
-  for section in sections:
-    drawn = [part for part in section.parts if isinstance(part, Figure)]
-    text = f'<p>{html.escape(section.text)}</p>' if section.text else ''
-    text += ''.join(cards(part) for part in section.parts if isinstance(part, Cards))
-    text += ''.join(table(part) for part in section.parts if isinstance(part, Table))
-    if drawn:
-      kind = 'figures small' if all(part.small for part in drawn) else 'figures'
-      text += f'<div class="{kind}">{"".join(map(figure, drawn))}</div>'
-    body.append(f'<section><h2>{html.escape(section.title)}</h2>{text}</section>')
-  return PAGE.substitute(title=html.escape(title), lead=html.escape(lead), body=''.join(body))
-
-
-LONG = ' class="long"'
-PAGE = string.Template("""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>$title</title>
-<style>
-:root { color-scheme: light dark; --paper: #fff; --ink: #1a1f24; --faint: #5b6570; --line: #d9dee3; --card: #f7f9fa; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #14181c; --ink: #e4e8ec; --faint: #98a4af; --line: #333b43; --card: #1b2127; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 72rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif; }
-h1 { margin: 0 0 .25rem; font-size: 1.75rem; line-height: 1.2; }
-h2 { margin: 2.5rem 0 .75rem; padding-bottom: .25rem; font-size: 1.2rem; border-bottom: 1px solid var(--line); }
-p { margin: 0 0 .75rem; color: var(--faint); overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; margin-bottom: 1rem; }
-table { border-collapse: collapse; font-size: .9rem; }
-th { text-align: left; font-weight: 600; color: var(--faint); }
-td:first-child { white-space: nowrap; }
-th, td { padding: .3rem 1rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.n { font-variant-numeric: tabular-nums; white-space: nowrap; font-weight: 600; }
-td.long { min-width: 24rem; overflow-wrap: anywhere; }
-.figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); }
-.figures.small { grid-template-columns: repeat(auto-fill, minmax(min(100%, 13rem), 1fr)); }
-.cards { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); margin: 0 0 1rem; }
-.cards div { padding: .75rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
-.cards dd { margin: 0; font-size: 1.5rem; font-weight: 600; font-variant-numeric: tabular-nums; line-height: 1.2; }
-.cards dt { font-size: .85rem; color: var(--faint); }
-figure { margin: 0; padding: .75rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
-figure svg, figure img { display: block; width: 100%; height: auto; margin: 0 auto; }
-figure svg text { font-family: system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif !important; }
-figcaption { margin-top: .5rem; font-size: .85rem; color: var(--faint); }
-summary { cursor: pointer; color: var(--faint); }
-</style>
-</head>
-<body>
-<h1>$title</h1>
-<p>$lead</p>
-$body
-</body>
-</html>
-""")

@@ -30,6 +30,7 @@ ALLOWED = {
   'run': {'methods', 'optim', 'data', 'parallel', 'probe', 'state'},
 }
 ALLOWED['figures'] = LOSSES | {'figures'}
+ALLOWED['page'] = {'figures', 'checkpoint'}
 ALLOWED['evals'] = {*ALLOWED, 'evals'}
 ALLOWED['report'] = {*ALLOWED, 'report'}
 ALLOWED['train'] = set(ALLOWED) | {'train'}

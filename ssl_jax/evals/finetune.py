@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax.data import pipeline
 from ssl_jax.evals import check, features, linear
-from ssl_jax.evals.metrics import mean_and_spread
+from ssl_jax.evals.tally import mean_and_spread
 from ssl_jax.parallel import AXIS
 from ssl_jax.run import Run, augments_of
 from ssl_jax.state import State

@@ -16,7 +16,7 @@ import optax
 import scipy.linalg
 
 from ssl_jax.evals import check
-from ssl_jax.evals.metrics import mean_and_spread
+from ssl_jax.evals.tally import mean_and_spread
 from ssl_jax.optim import for_strict_promotion
 
 HIGHEST = jax.lax.Precision.HIGHEST

@@ -8,7 +8,6 @@ float64, and nothing is summed in an order that changes from call to call.
 
 import functools
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -468,45 +467,3 @@ def lidar(views, *, delta: float = 1e-4) -> float:
   between, within = (np.asarray(x, np.float64) for x in _scatter(views))
   eigenvalues = scipy.linalg.eigh(between, within + delta * np.eye(len(within)), eigvals_only=True)
   return _effective_rank(np.maximum(eigenvalues, 0), 1e-8)
-
-
-# Predictions
-
-
-def confusion(predictions, labels, num_classes: int) -> np.ndarray:
-  """Counts of (true class, predicted class).  [n], [n] -> [num_classes, num_classes]"""
-  predictions, labels = np.asarray(predictions), np.asarray(labels)
-  predictions = check.labels('predictions', predictions, len(predictions), classes=1)
-  labels = check.labels('labels', labels, len(predictions), classes=1)
-  for name, values in (('predictions', predictions), ('labels', labels)):
-    if values.max() >= num_classes:
-      raise ValueError(f'{name}: class {values.max()}, expected less than num_classes = {num_classes}')
-  return np.bincount(labels * num_classes + predictions, minlength=num_classes**2).reshape(num_classes, num_classes)
-
-
-def per_class_accuracy(matrix: np.ndarray) -> np.ndarray:
-  """Percent of each class that was recognised; NaN for a class without examples.  confusion [c, c] -> [c]"""
-  totals = matrix.sum(axis=1)
-  return np.where(totals > 0, 100 * np.diag(matrix) / np.maximum(totals, 1), np.nan)
-
-
-def head_middle_tail(per_class: np.ndarray, train_counts: Sequence[int]) -> dict[str, float]:
-  """Mean accuracy of the most, the next and the least frequent third of the classes in training.
-
-  Classes of equal count stay in their order; where thirds are not equal the head is the larger, then the middle.
-  """
-  per_class, train_counts = np.asarray(per_class), np.asarray(train_counts)
-  if per_class.shape != train_counts.shape or per_class.ndim != 1 or len(per_class) < 3:
-    raise ValueError(
-      f'train_counts: shape {train_counts.shape}, expected {per_class.shape}, one for each of at least 3 classes'
-    )
-  thirds = np.array_split(per_class[np.argsort(-train_counts, kind='stable')], 3)
-  return {name: float(third.mean()) for name, third in zip(('head', 'middle', 'tail'), thirds, strict=True)}
-
-
-def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
-  """Mean and sample standard deviation (n − 1) over seeds; one seed has no spread."""
-  values = np.asarray(values, np.float64)
-  if values.ndim != 1 or not len(values):
-    raise ValueError(f'values: shape {values.shape}, expected one number for each seed')
-  return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None
