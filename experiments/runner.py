@@ -146,7 +146,8 @@ class Child:
     if evaluation['step'] != summary['steps']:
       raise ValueError(f'evaluation.json is of step {evaluation["step"]}; the last is {summary["steps"]}')
     config['data']['path'] = ''
-    seconds = [self.sweep.images / r['images_per_second'] for r in _metrics(self.workdir) if 'images_per_second' in r]
+    images = summary['images']
+    seconds = [images / r['images_per_second'] for r in _metrics(self.workdir) if 'images_per_second' in r]
     metrics = {k: v for k, v in evaluation.items() if isinstance(v, int | float) and k not in ('step', 'epoch')}
     metrics |= {f'{layer}/{k}': v for layer, found in evaluation['measures'].items() for k, v in found.items()}
     with np.load(self.workdir / 'evaluation.npz') as stored:

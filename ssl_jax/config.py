@@ -24,6 +24,7 @@ CHOICES = {
   'optimizer.schedule': ('cosine', 'step', 'constant'),
   'parallel.map': ('pmap', 'shard_map'),
   'eval.features': ('backbone', 'projector'),
+  'eval.train_images': ('kept', 'all'),
   'eval.vote': ('cosine', 'distance', 'majority'),
   'eval.finetune': ('', 'all', '10%', '1%', '5-shot', 'linear'),
   'eval.linear': (

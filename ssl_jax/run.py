@@ -45,6 +45,15 @@ class Run:
   def test(self) -> sources.Source:
     return _load(self.config, 'test', self.skipped)[0]
 
+  @functools.cached_property
+  def known(self) -> sources.Source:
+    """The training images that evaluations find neighbours among and train classifiers on."""
+    if self.config.eval.train_images == 'kept' or self.config.imbalance.name == 'none':
+      return self.train
+    whole = self.config.copy_and_resolve_references()
+    whole.imbalance = dict(name='none')
+    return _load(whole, 'train', self.skipped)[0]
+
   def initial_state(self) -> State:
     """The state before the first step, on the host."""
     size = self.config.data.image_size

@@ -52,7 +52,13 @@ def train(config: ConfigDict, workdir: str) -> dict:
     stop = stack.enter_context(_stop_requests())
     on_the_way = evaluator if config.eval.k or run.probe else None
     state, results = _loop(run, state, on_the_way, checkpoints, rows, progress, stop)
-  summary = {**results, 'steps': run.total_steps, 'seconds': round(time.monotonic() - start, 1), **_machine(run)}
+  summary = {
+    **results,
+    'images': len(run.train),
+    'steps': run.total_steps,
+    'seconds': round(time.monotonic() - start, 1),
+    **_machine(run),
+  }
   if config.eval.at_end:
     evaluator.judge(run.devices.unreplicate(state), workdir)
   if config.data.broken == 'skip':

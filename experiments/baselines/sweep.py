@@ -62,6 +62,8 @@ SWEEP = Sweep(
     row('cacr', 'CACR, K = 4, AlexNet', CACR, minutes=3),
     row('cacr_k1', 'CACR, K = 1, AlexNet', CACR),
     row('cacr_moco', 'CACR on MoCo v2, K = 4', minutes=5),
+    # Does the queue, which starts while the encoder still moves fast, hold SwAV up?
+    Row('swav_no_queue', 'SwAV without a queue', 'configs/cifar10.py:swav', {'method.queue': 0}, further=True),
   ),
 )
 

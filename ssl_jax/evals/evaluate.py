@@ -29,17 +29,22 @@ class Evaluator:
   """kNN of a run's encoder, on the way and at the end; at the end also the features for everything else."""
 
   def __init__(self, run: Run):
-    for split, source in (('train', run.train), ('test', run.test)):
+    for split, source in (('train', run.known), ('test', run.test)):
       if source.labels is None:
         raise ValueError(
           f'data.{split}_split = {run.config.data[f"{split}_split"]!r} of data.name = {run.config.data.name!r} has no '
           'labels, and kNN needs them: give labelled images, or train without kNN by --config.eval.k=()'
         )
-    known = check.labels(f'data.train_split = {run.config.data.train_split!r}', run.train.labels, len(run.train))
+    known = check.labels(f'data.train_split = {run.config.data.train_split!r}', run.known.labels, len(run.known))
     asked = check.labels(f'data.test_split = {run.config.data.test_split!r}', run.test.labels, len(run.test))
+    if run.known is run.train and len(unseen := np.setdiff1d(asked, known)) and run.config.imbalance.name != 'none':
+      raise ValueError(
+        f'imbalance.name = {run.config.imbalance.name!r} keeps no image of the classes {unseen[:5].tolist()}: '
+        'judge with all training images by --config.eval.train_images=all'
+      )
     check.seen(f'data.test_split = {run.config.data.test_split!r}', asked, 'the training images', known)
-    if max(run.config.eval.k, default=0) > len(run.train):
-      raise ValueError(f'eval.k = {run.config.eval.k} has more than the {len(run.train)} training images: lower it')
+    if max(run.config.eval.k, default=0) > len(run.known):
+      raise ValueError(f'eval.k = {run.config.eval.k} has more than the {len(run.known)} training images: lower it')
     self.run = run
     self.apply = features.extractor(run.method, run.normalize, run.devices)
 
@@ -48,7 +53,7 @@ class Evaluator:
     config, devices = self.run.config, self.run.devices
     sizes = dict(size=config.data.image_size, batch_size=config.eval.batch_size)
     extract = lambda source: features.extract(self.apply, devices, *state.evaluated, source, **sizes)
-    return extract(self.run.train), extract(self.run.test)
+    return extract(self.run.known), extract(self.run.test)
 
   def knn(self, state: State) -> dict[str, float]:
     """{'knn200': percent, ...}, and 'probe' of a run that has one."""
@@ -66,7 +71,7 @@ class Evaluator:
     """The untrained encoder's accuracy, and that of raw pixels: what learning has to beat."""
     size = self.run.config.data.image_size
     pixels = []
-    for source in (self.run.train, self.run.test):
+    for source in (self.run.known, self.run.test):
       images, found = features.squares(source, np.arange(len(source)), size)
       pixels += [images.reshape(len(images), -1) / np.float32(255), source.labels[found]]
     raw = {f'{name}_pixels': value for name, value in self._accuracy(*pixels).items()}
@@ -87,7 +92,7 @@ class Evaluator:
       view = features.view_extractor(self.run.method, augments, devices, seed=config.seed)
       size, whole = config.data.image_size, config.eval.batch_size
       parts = {
-        'train': (self.apply, self.run.train, whole),
+        'train': (self.apply, self.run.known, whole),
         'test': (self.apply, self.run.test, whole),
         'views': (view, viewed, whole // config.eval.views),
       }
@@ -98,13 +103,13 @@ class Evaluator:
         arrays |= {f'{name}_{layer}': x for layer, x in found.items()} | {f'{name}_labels': labels}
       return arrays
 
-    arrays = features.cached(folder, features.digest(settings, weights, self.run.train, self.run.test), compute)
+    arrays = features.cached(folder, features.digest(settings, weights, self.run.known, self.run.test), compute)
     spaces = {
       layer: judge.Space(arrays[f'train_{layer}'], arrays[f'test_{layer}'], np.moveaxis(arrays[f'views_{layer}'], 1, 0))
       for layer in ('backbone', 'projector')
     }
     labels = (arrays[f'{name}_labels'] for name in ('train', 'test', 'views'))
-    return spaces, judge.Labels(*labels, self.run.train.class_names)
+    return spaces, judge.Labels(*labels, self.run.known.class_names)
 
   def judge(self, state: State, workdir: pathlib.Path) -> dict:
     """Everything that the config asks of the state, a host's: evaluation.json, and what the figures need."""
@@ -129,9 +134,9 @@ class Evaluator:
     images, classes = [], []
     for query, found in zip(chosen, nearest, strict=True):
       own, _ = features.squares(self.run.test, query[None], size)
-      others, places = features.squares(self.run.train, found, size)
+      others, places = features.squares(self.run.known, found, size)
       images.append(np.concatenate([own, others]))
-      classes.append([labels[query], *self.run.train.labels[places]])
+      classes.append([labels[query], *self.run.known.labels[places]])
     return {'neighbours': np.stack(images), 'neighbours_labels': np.array(classes)}
 
   def draw_neighbours(self, path: pathlib.Path) -> None:

@@ -147,7 +147,7 @@ def finetune(
   if not len(seeds) or min(seeds) < 0:
     raise ValueError(f'seeds: {seeds}, expected at least one, each 0 or more')
   config = run.config
-  known = check.labels('training labels', run.train.labels, len(run.train))
+  known = check.labels('training labels', run.known.labels, len(run.known))
   asked = check.labels('test labels', run.test.labels, len(run.test))
   check.seen('test labels', asked, 'training labels', known)
   found = [_one_seed(run, state, known, labels, protocol, frozen, int(seed)) for seed in seeds]
@@ -164,7 +164,7 @@ def _one_seed(run: Run, state: State, known, which, protocol, frozen, seed) -> t
   config, devices = run.config, run.devices
   chosen = chosen_labels(known, which, seed)
   classes = int(known.max()) + 1
-  model, fitted = _fit(run, state, run.train.subset(chosen), known[chosen], classes, protocol, frozen, seed)
+  model, fitted = _fit(run, state, run.known.subset(chosen), known[chosen], classes, protocol, frozen, seed)
   _, normalize = _crops_and_flips(config)
 
   def predict(params, stats, images, positions):

@@ -3,6 +3,7 @@ import pytest
 
 from ssl_jax import run
 from ssl_jax.data import imbalance
+from ssl_jax.evals.evaluate import Evaluator
 from tests.test_train import tiny
 
 CIFAR10 = np.repeat(np.arange(10, dtype=np.int32), 5000)
@@ -153,3 +154,19 @@ def test_a_config_s_rule_thins_the_training_images_alone(tmp_path):
   np.testing.assert_array_equal(thinned.train.items, whole.train.items[kept])
   np.testing.assert_array_equal(thinned.test.items, whole.test.items)
   assert imbalance.create(dict(name='none')) is None
+
+
+def test_evaluations_learn_from_the_kept_images_or_from_all(tmp_path):
+  """Of four classes of 16, cacr's exponential rule leaves the first none."""
+  settings = dict(imbalance=dict(name='exponential_imbalance'), batch_size=16)
+  kept = run.prepare(tiny(tmp_path, **settings))
+  assert kept.known is kept.train
+  np.testing.assert_array_equal(np.bincount(kept.train.labels), [0, 2, 5, 16])
+  with pytest.raises(ValueError, match=r"imbalance.name = 'exponential_imbalance' keeps no image of the classes \[0\]"):
+    Evaluator(kept)
+  everything = run.prepare(tiny(tmp_path, **settings, **{'eval.train_images': 'all'}))
+  np.testing.assert_array_equal(np.bincount(everything.train.labels), [0, 2, 5, 16])
+  np.testing.assert_array_equal(np.bincount(everything.known.labels), [16] * 4)
+  evaluator = Evaluator(everything)
+  (bank, labels), (queries, _) = evaluator.features(everything.devices.replicate(everything.initial_state()))
+  assert len(bank['backbone']) == len(labels) == 64 and len(queries['backbone']) == 16
