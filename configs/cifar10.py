@@ -37,7 +37,12 @@ CACR_SMALL = {
 
 VARIANTS = {
   # Fewer images of the later classes (CIFAR-LT, of dystress Table 4), or of the earlier ones (cacr 5.1).
-  'long_tail': {'imbalance': dict(name='exponential_tail', ratio=0.01), 'epochs': 500},
+  'long_tail': {
+    'imbalance': dict(name='exponential_tail', ratio=0.01),
+    'epochs': 500,
+    'eval.k': (1, 10),
+    'eval.vote': 'distance',
+  },
   # Of cacr's exponential rule the first class keeps no image, so its classifier must have seen them all.
   'linear_imbalance': {'imbalance': dict(name='linear_imbalance'), 'eval.train_images': 'all'},
   'exponential_imbalance': {'imbalance': dict(name='exponential_imbalance'), 'eval.train_images': 'all'},
