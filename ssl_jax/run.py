@@ -50,9 +50,7 @@ class Run:
     """The training images that evaluations find neighbours among and train classifiers on."""
     if self.config.eval.train_images == 'kept' or self.config.imbalance.name == 'none':
       return self.train
-    whole = self.config.copy_and_resolve_references()
-    whole.imbalance = dict(name='none')
-    return _load(whole, 'train', self.skipped)[0]
+    return _load(self.config, 'train', self.skipped)[0]
 
   def initial_state(self) -> State:
     """The state before the first step, on the host."""
@@ -95,9 +93,9 @@ def prepare(config: ConfigDict) -> Run:
     raise ValueError(f'batch_size = {config.batch_size} does not divide over {count} devices: try {near}')
   methods.create(config, steps_per_epoch=1, total_steps=1)  # a mistake is told before the data is read
   augments_of(config, on_device=True)
-  imbalance.create(config.imbalance)
+  kept = imbalance.create(config.imbalance)
   skipped = collections.Counter()
-  train, on_device = _load(config, 'train', skipped)
+  train, on_device = _load(config, 'train', skipped, kept)
   if len(train) < config.batch_size:
     raise ValueError(f'batch_size = {config.batch_size} is larger than the {len(train)} training images: lower it')
   steps_per_epoch = len(train) // config.batch_size
@@ -126,11 +124,13 @@ def prepare(config: ConfigDict) -> Run:
   )
 
 
-def _load(config, split, skipped) -> tuple[sources.Source, bool]:
-  """The source of a split, and whether it is in memory at its final size; the config alone decides that."""
+def _load(config, split, skipped, kept=None) -> tuple[sources.Source, bool]:
+  """The source of a split, thinned by the rule `kept`, and whether it is in memory at its final size.
+
+  The config alone decides that.
+  """
   source, size = sources.load(config.data, split), config.data.image_size
-  kept = imbalance.create(config.imbalance)
-  if kept and split == 'train':
+  if kept:
     source = source.subset(kept(source.labels))
   fits = source.nbytes_decoded(size) <= ON_DEVICE_LIMIT
   if {'yes': True, 'no': False, 'auto': fits}[config.data.on_device]:

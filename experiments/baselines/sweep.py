@@ -1,6 +1,6 @@
 """Every method of configs/cifar10.py for 30 epochs: does it train, how fast, in how much memory?
 
-  python -m experiments.baselines.sweep --budget-minutes=25
+  python -m experiments.baselines.sweep --budget-minutes=25 --ahead=3
 
 What a config has for 200 epochs is shortened with the run: milestones, the period of a schedule, DINO's warm-up of the
 teacher's temperature, the start of SwAV's queue. Cosine schedules end with the run by themselves. Warm-ups of the
