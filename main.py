@@ -44,7 +44,7 @@ def run(arguments):
     raise ValueError('--config is missing: give a file, such as --config=configs/quickstart.py')
   config.validate(chosen, base.get_config())
   parallel.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
-  parallel.keep_compiled()
+  parallel.compile_faster()
   {'train': train.train, 'evaluate': evaluate.evaluate, 'views': evaluate.draw_views}[MODE.value](chosen, WORKDIR.value)
 
 
