@@ -138,7 +138,7 @@ VARIANTS = {
     'temperature': TENTH,
   },
   'swav': {
-    'method': dict(name='swav', predictor=dict(number=512), queue=3840),
+    'method': dict(name='swav', predictor=dict(number=512), queue=0),  # why no queue: experiments/baselines
     'projector': dict(name='swav', features=(512, 128)),
     'loss': dict(name='swav'),
     'temperature': TENTH,

@@ -12,7 +12,7 @@ import numpy as np
 import portpicker
 import pytest
 
-from ssl_jax import records, train
+from ssl_jax import parallel, records, train
 from ssl_jax.parallel import AXIS, Devices
 from tests.test_train import tiny
 
@@ -91,3 +91,15 @@ def test_two_processes_train_the_run_of_one(tmp_path):
   for row, other in zip(one, two, strict=True):
     for name in {'loss', 'knn5'} & row.keys():
       np.testing.assert_allclose(other[name], row[name], rtol=1e-5)
+
+
+def test_a_compiler_flag_of_the_user_stands(monkeypatch):
+  monkeypatch.setattr(parallel.jax.config, 'update', lambda *_: None)
+  for given, expected in (
+    ('', '--xla_gpu_enable_triton_gemm=false'),
+    ('--xla_one=1', '--xla_one=1 --xla_gpu_enable_triton_gemm=false'),
+    ('--xla_gpu_enable_triton_gemm=true', '--xla_gpu_enable_triton_gemm=true'),
+  ):
+    monkeypatch.setenv('XLA_FLAGS', given)
+    parallel.compile_faster()
+    assert os.environ['XLA_FLAGS'] == expected
