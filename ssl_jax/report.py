@@ -20,8 +20,10 @@ from ssl_jax.page import Cards, Figure, Number, Section, Table
 MEASURES = {
   'alignment': ('alignment', 'E‖x − x⁺‖² of views of an image; lower is closer'),
   'uniformity': ('uniformity', 'log E exp(−2‖x − y‖²); lower is more uniform'),
+  'train_uniformity': ('uniformity, training images', 'the same of images that the encoder has seen'),
   'tolerance': ('tolerance', 'E[s · same label] over all pairs'),
   'same_label_similarity': ('same-label similarity', 'mean s of pairs of one class'),
+  'train_same_label_similarity': ('same-label similarity, training', 'the same of images that the encoder has seen'),
   'inter_class_uniformity': ('inter-class uniformity', 'of class centroids; lower is further apart'),
   'prototype_bias': ('prototype bias', 'E‖class mean − mean of an image’s views‖'),
   'prototype_bias_sampled': ('prototype bias, sampled', 'one view of another image of the class'),

@@ -14,6 +14,7 @@ TEMPERATURES = (0.07, 0.2, 0.5, 1.0)
 BINS = 80  # of similarities in [-1, 1]
 MAPPED = 1500  # test images in the map
 ENTROPY_BATCH = 768  # of cacr's conditional entropy
+MEASURED = 10_000  # training images, at most, whose uniformity is compared with that of the test images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,10 @@ def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dic
 
 
 def measures(space: Space, labels: Labels, temperature: Temperature | None) -> dict[str, float]:
-  """Every measure of a representation, of the test images and of their views where there are any."""
+  """Every measure of a representation, of the test images and of their views where there are any.
+
+  What begins with train_ is of training images: where it differs, the encoder places images it knows in another way.
+  """
   x, y = space.test, labels.test
   found = {
     'uniformity': metrics.uniformity(x),
@@ -102,6 +106,11 @@ def measures(space: Space, labels: Labels, temperature: Temperature | None) -> d
     'inter_class_uniformity': metrics.inter_class_uniformity(x, y),
     'rankme': metrics.rankme(x),
   }
+  chosen = np.random.default_rng(0).permutation(len(space.train))[:MEASURED]
+  known, classes = space.train[chosen], labels.train[chosen]
+  found['train_uniformity'] = metrics.uniformity(known)
+  if np.bincount(classes).max() > 1:
+    found['train_same_label_similarity'] = metrics.same_label_similarity(known, classes)
   if min(x.shape) > 4:  # a power law of fewer eigenvalues says nothing
     found['alpha_req'] = metrics.alpha_req(x)
   if len(x) >= 3:

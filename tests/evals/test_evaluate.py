@@ -40,6 +40,9 @@ def test_the_numbers_are_those_of_the_functions(trained):
   assert found['alignment'] == metrics.alignment(views)
   assert found['lidar'] == metrics.lidar(views)
   assert found['uniformity'] == metrics.uniformity(x['test_projector'])
+  same_label = metrics.same_label_similarity(x['train_projector'], x['train_labels'])
+  assert found['train_uniformity'] == pytest.approx(metrics.uniformity(x['train_projector']), abs=1e-6)
+  assert found['train_same_label_similarity'] == pytest.approx(same_label, abs=1e-6)
   assert found['penalty_entropy'] == metrics.penalty_entropy(x['test_projector'], 0.5)
   assert json.loads((workdir / 'evaluation.json').read_text()) == results
 
