@@ -86,6 +86,7 @@ def get_config(arg=''):
   config.eval.at_end = False  # all of --mode=evaluate after training, without reading the data again
   config.eval.features = 'backbone'  # backbone or projector
   config.eval.train_images = 'kept'  # that neighbours and classifiers come from: kept by `imbalance`, or all
+  config.eval.crop = 1.0  # the share of the shorter side, in the centre, that evaluations see; 0.875: 224 of 256
   config.eval.k = (200,)  # neighbours; () for no kNN
   config.eval.vote = 'cosine'  # cosine: exp(s / temperature); distance: 1 / L2; majority
   config.eval.temperature = 0.1

@@ -32,6 +32,7 @@ def get_config(arg=''):
   config.optimizer.weight_decay = 1e-6
   config.optimizer.exempt = True
   config.optimizer.warmup_epochs = 10.0
+  config.eval.crop = 0.875
   config.eval.k = (20,)
   config.eval.batch_size = 500
   return base.options(config, arg, VARIANTS)

@@ -66,6 +66,7 @@ LEAST = {
   'checkpoint.keep': (1, True),
   'log.every_steps': (1, True),
   'eval.every_epochs': (0, True),
+  'eval.crop': (0, False),
   'eval.temperature': (0, False),
   'eval.batch_size': (1, True),
   'eval.views': (2, True),
@@ -200,6 +201,8 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
     raise ValueError(f'small_crops.scale = {scale!r} must be 0 < low <= high <= 1, such as (0.05, 0.14)')
   if config.ema >= 1:
     raise ValueError(f'ema = {config.ema!r} must be below 1, such as 0.999, or 0 for no average')
+  if config.eval.crop > 1:
+    raise ValueError(f'eval.crop = {config.eval.crop!r} must be a share of the image, at most 1')
   if any(not isinstance(k, int) or k < 1 for k in config.eval.k):
     raise ValueError(f'eval.k = {config.eval.k!r} must be numbers of neighbours, such as (200,), or () for no kNN')
 

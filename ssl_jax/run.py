@@ -159,4 +159,5 @@ def augments_of(config, on_device: bool):
   augments += [augment.make(settings | small) for _ in range(config.small_crops.number)]
   mean, std = np.float32(settings['mean']), np.float32(settings['std'])
   denormalize = lambda x: np.uint8(np.clip(np.rint((np.asarray(x) * std + mean) * 255), 0, 255))
-  return augments, augment.make_eval(config.data.image_size, settings['mean'], settings['std']), denormalize
+  shown = augment.make_eval(config.data.image_size, settings['mean'], settings['std'], crop=config.eval.crop)
+  return augments, shown, denormalize

@@ -426,25 +426,23 @@ def center_box(height, width, fraction=1.0):
   return (height - side) // 2, (width - side) // 2, side, side
 
 
-def make_eval(
-  size=None, mean=OFF['mean'], std=OFF['std'], *, fraction=1.0, interpolation='bilinear'
-) -> Callable[[jax.Array], jax.Array]:
+def make_eval(size=None, mean=OFF['mean'], std=OFF['std'], *, crop=1.0) -> Callable[[jax.Array], jax.Array]:
   """One example's view for an evaluation: uint8 `[H, W, 3]` -> the centre, `[size, size, 3]`, normalised.
 
-  `fraction` 0.875 is ImageNet's "shorter side to 256, centre 224"; at 1.0 a square image of `size` stays as it is.
+  A `crop` of 0.875 is ImageNet's "shorter side to 256, centre 224"; at 1.0 a square image of `size` stays as it is.
   """
-  s = validate(dict(size=size, mean=mean, std=std, interpolation=interpolation))
-  if not 0 < fraction <= 1:
-    raise ValueError(f'fraction = {fraction!r}: give a share of the shorter side in (0, 1].')
+  s = validate(dict(size=size, mean=mean, std=std))
+  if not 0 < crop <= 1:
+    raise ValueError(f'crop = {crop!r}: give a share of the shorter side in (0, 1].')
 
   def view(image):
     chex.assert_shape(image, (None, None, 3))
     chex.assert_type(image, jnp.uint8)
     x = image.astype(jnp.float32) / 255
-    box = center_box(*image.shape[:2], fraction)
+    box = center_box(*image.shape[:2], crop)
     side = s['size'] or box[-1]
     if (*box, *image.shape[:2]) != (0, 0, side, side, side, side):
-      x = crop_and_resize(x, *box, side, interpolation=interpolation)
+      x = crop_and_resize(x, *box, side)
     return normalize(x, s['mean'], s['std'])
 
   return view

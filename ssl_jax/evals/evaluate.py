@@ -51,7 +51,7 @@ class Evaluator:
   def features(self, state: State):
     """((features by layer, labels) of the training images, the same of the test images); the state is on devices."""
     config, devices = self.run.config, self.run.devices
-    sizes = dict(size=config.data.image_size, batch_size=config.eval.batch_size)
+    sizes = dict(size=features.shown(config), batch_size=config.eval.batch_size)
     extract = lambda source: features.extract(self.apply, devices, *state.evaluated, source, **sizes)
     return extract(self.run.known), extract(self.run.test)
 
@@ -81,7 +81,12 @@ class Evaluator:
     """Both layers' features of all images and of views of some test images, kept in `folder`; the state is a host's."""
     config, devices = self.run.config, self.run.devices
     settings = {k: v for k, v in flatten(config).items() if k.split('.')[0] in FEATURES and k != 'data.path'}
-    settings |= {'views': config.eval.views, 'viewed': config.eval.view_images, 'seed': config.seed}
+    settings |= {
+      'crop': config.eval.crop,
+      'views': config.eval.views,
+      'viewed': config.eval.view_images,
+      'seed': config.seed,
+    }
     weights = state.evaluated
     chosen = np.random.default_rng(config.seed).permutation(len(self.run.test))[: config.eval.view_images]
     viewed = self.run.test.subset(np.sort(chosen))
@@ -90,15 +95,15 @@ class Evaluator:
       augments, *_ = augments_of(config, on_device=True)
       augments = [augments[v % config.views] for v in range(config.eval.views)]
       view = features.view_extractor(self.run.method, augments, devices, seed=config.seed)
-      size, whole = config.data.image_size, config.eval.batch_size
+      size, whole = features.shown(config), config.eval.batch_size
       parts = {
-        'train': (self.apply, self.run.known, whole),
-        'test': (self.apply, self.run.test, whole),
-        'views': (view, viewed, whole // config.eval.views),
+        'train': (self.apply, self.run.known, size, whole),
+        'test': (self.apply, self.run.test, size, whole),
+        'views': (view, viewed, config.data.image_size, whole // config.eval.views),
       }
       params, stats = devices.replicate(weights)
       arrays = {}
-      for name, (apply, source, batch_size) in parts.items():
+      for name, (apply, source, size, batch_size) in parts.items():
         found, labels = features.extract(apply, devices, params, stats, source, size=size, batch_size=batch_size)
         arrays |= {f'{name}_{layer}': x for layer, x in found.items()} | {f'{name}_labels': labels}
       return arrays

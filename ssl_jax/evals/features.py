@@ -11,11 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
 
 from ssl_jax.data import sources
 from ssl_jax.methods import Method
 from ssl_jax.parallel import Devices
 from ssl_jax.step import Augment, example_keys, make_views
+
+
+def shown(config: ConfigDict) -> int:
+  """The side of the squares whose centre, `eval.crop` of it, evaluations see."""
+  return round(config.data.image_size / config.eval.crop)
 
 
 def extractor(method: Method, normalize: Callable, devices: Devices) -> Callable:

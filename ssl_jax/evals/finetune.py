@@ -116,7 +116,7 @@ def _moments(run: Run, state: State, source, normalize, scale: str) -> tuple[np.
   config, devices = run.config, run.devices
   apply = features.extractor(run.method, normalize, devices)
   weights = devices.replicate(state.evaluated)
-  sizes = dict(size=config.data.image_size, batch_size=config.eval.batch_size)
+  sizes = dict(size=features.shown(config), batch_size=config.eval.batch_size)
   x = np.asarray(features.extract(apply, devices, *weights, source, **sizes)[0]['backbone'], np.float64)
   centre = x.mean(axis=0)
   square = np.square(x - centre).sum(axis=1).mean() / (x.shape[1] if scale == 'coordinate' else 1)
@@ -172,7 +172,7 @@ def _one_seed(run: Run, state: State, known, which, protocol, frozen, seed) -> t
     return {'logits': model.logits(params, stats, jax.vmap(normalize)(images), train=False)[0]}
 
   predict = devices.map(predict, replicated=2, sharded=2, out='sharded')
-  sizes = dict(size=config.data.image_size, batch_size=config.eval.batch_size)
+  sizes = dict(size=features.shown(config), batch_size=config.eval.batch_size)
   found, asked = features.extract(predict, devices, fitted['params'], fitted['stats'], run.test, **sizes)
   logits = found['logits']
   own = np.take_along_axis(logits, asked[:, None], axis=1)

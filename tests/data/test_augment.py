@@ -594,18 +594,18 @@ def test_an_evaluation_view_of_the_right_size_is_the_image():
 
 def test_an_evaluation_view_is_the_centre():
   image = picture(40, 49)
-  actual = jax.jit(augment.make_eval(24, fraction=0.875))(jnp.asarray(image))
+  actual = jax.jit(augment.make_eval(24, crop=0.875))(jnp.asarray(image))
   expected = Image.fromarray(image).crop((7, 2, 42, 37)).resize((24, 24), Image.Resampling.BILINEAR)
   assert np.abs(levels(actual) - np.asarray(expected, np.float64)).max() < 1.5
-  with pytest.raises(ValueError, match=r'^fraction = 1\.5: give '):
-    augment.make_eval(24, fraction=1.5)
+  with pytest.raises(ValueError, match=r'^crop = 1\.5: give '):
+    augment.make_eval(24, crop=1.5)
 
 
 @needs_data
 def test_an_evaluation_view_of_a_photograph_is_resize_256_and_centre_224():
   photograph = photographs()[0].crop((0, 0, 400, 320))
   expected = photograph.resize((320, 256), Image.Resampling.BILINEAR).crop((48, 16, 48 + 224, 16 + 224))
-  actual = jax.jit(augment.make_eval(224, fraction=0.875))(jnp.asarray(np.asarray(photograph)))
+  actual = jax.jit(augment.make_eval(224, crop=0.875))(jnp.asarray(np.asarray(photograph)))
   difference = np.abs(levels(actual) - np.asarray(expected, np.float64))
   assert difference[1:-1, 1:-1].max() < 1.5  # at the border it sees beyond the centre
   assert difference.mean() < 0.5

@@ -109,6 +109,20 @@ def test_views_do_not_depend_on_the_devices_or_the_batch(trained):
   np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
 
 
+def test_evaluations_see_the_centre_that_the_config_names(tmp_path):
+  found = {}
+  for crop in (1.0, 0.5):
+    prepared = run.prepare(tiny(tmp_path, steps=4, **{'eval.crop': crop}))
+    state = prepared.devices.replicate(prepared.initial_state())
+    evaluator = evaluate.Evaluator(prepared)
+    before = evaluator.features(state)[1][0]['backbone']
+    prepared.test.items[:, :2] = 255 - prepared.test.items[:, :2]  # the upper border, of 12 rows
+    found[crop] = before, evaluator.features(state)[1][0]['backbone']
+  np.testing.assert_array_equal(*found[0.5])
+  for other in (found[1.0][1], found[0.5][0]):
+    assert not np.allclose(found[1.0][0], other, atol=1e-3)
+
+
 def given(tmp_path, **changes):
   """An .npz file of features, two clear classes and one that overlaps with both."""
   rng = np.random.default_rng(0)
