@@ -4,7 +4,6 @@ import colorsys
 import functools
 import itertools
 import math
-import os
 import pathlib
 from unittest import mock
 
@@ -21,9 +20,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from ssl_jax.data import augment
+from tests.data import REAL, needs_real_data
 
-DATA = os.environ.get('SSL_JAX_TEST_DATA')
-needs_data = pytest.mark.skipif(not DATA, reason='SSL_JAX_TEST_DATA is unset')
 EVERYTHING = dict(
   crop=True, flip=0.5, jitter=0.5, grey=0.5, blur=0.5, solarize=0.5, cutout=0.5, rotation=0.5, noise=0.5, size=8
 )
@@ -40,13 +38,13 @@ def picture(height=40, width=48, seed=0):
 
 def photographs():
   """Two real photographs of different shapes, as PIL images."""
-  paths = sorted((pathlib.Path(DATA) / 'imagewoof' / 'val').glob('*/*.JPEG'))
+  paths = sorted((pathlib.Path(REAL) / 'imagewoof' / 'val').glob('*/*.JPEG'))
   return [Image.open(path).convert('RGB') for path in (paths[0], paths[-1])]
 
 
 def images():
   """Names of pictures that Pillow is compared on."""
-  return pytest.mark.parametrize('source', ['synthetic', pytest.param('photograph', marks=needs_data)])
+  return pytest.mark.parametrize('source', ['synthetic', pytest.param('photograph', marks=needs_real_data)])
 
 
 def load(source):
@@ -115,7 +113,7 @@ def test_crop_is_pillow_s_in_8_bits(source, interpolation):
       assert np.abs(levels(actual) - expected).mean() < 0.5
 
 
-@needs_data
+@needs_real_data
 def test_crop_of_a_whole_photograph_to_224_is_pillow_s():
   for seed, photograph in enumerate(photographs()):
     array = np.asarray(photograph)
@@ -601,7 +599,7 @@ def test_an_evaluation_view_is_the_centre():
     augment.make_eval(24, crop=1.5)
 
 
-@needs_data
+@needs_real_data
 def test_an_evaluation_view_of_a_photograph_is_resize_256_and_centre_224():
   photograph = photographs()[0].crop((0, 0, 400, 320))
   expected = photograph.resize((320, 256), Image.Resampling.BILINEAR).crop((48, 16, 48 + 224, 16 + 224))

@@ -14,8 +14,7 @@ import pytest
 from PIL import Image, JpegImagePlugin
 
 from ssl_jax.data import augment, pipeline, sources
-
-REAL = os.environ.get('SSL_JAX_TEST_DATA', '')
+from tests.data import REAL, needs_real_data
 
 
 def coordinates(k, height=60, width=80):
@@ -264,7 +263,7 @@ def test_no_worker_outlives_a_script(tmp_path, how):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.skipif(not REAL, reason='SSL_JAX_TEST_DATA does not name the folder of real data')
+@needs_real_data
 def test_photographs_of_many_shapes():
   data = dict(
     source='folder', path=f'{REAL}/imagewoof', train_split='train', test_split='val', classes='', broken='error'

@@ -11,9 +11,7 @@ import pytest
 from PIL import Image
 
 from ssl_jax.data import classes, embedded, sources
-
-REAL = os.environ.get('SSL_JAX_TEST_DATA', '')
-real_data = pytest.mark.skipif(not REAL, reason='SSL_JAX_TEST_DATA does not name the folder of real data')
+from tests.data import REAL, needs_real_data
 
 
 def config(source, path, **changes):
@@ -459,7 +457,7 @@ def test_the_embedded_set_is_a_source():
 # Real photographs
 
 
-@real_data
+@needs_real_data
 def test_imagenette_is_read_exactly():
   data = config('folder', f'{REAL}/imagenette', test_split='val', image_size=224)
   source = sources.load(data, 'test')
@@ -475,7 +473,7 @@ def test_imagenette_is_read_exactly():
   assert grey + (train == train[..., :1]).all((1, 2, 3)).sum() >= 25
 
 
-@real_data
+@needs_real_data
 def test_imagewoof_of_many_shapes_becomes_an_array():
   source = sources.load(config('folder', f'{REAL}/imagewoof', test_split='val'), 'test')
   shapes = {source.read(k).shape for k in range(len(source))}

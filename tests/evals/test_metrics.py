@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from sklearn import metrics as sklearn_metrics
 
 from ssl_jax import temperature
-from ssl_jax.evals import blocks, knn, metrics, tally
+from ssl_jax.evals import blocks, knn, metrics
 from tests.reference import pairwise
 
 LABELS = np.repeat([0, 2, 3, 7], [19, 10, 5, 3])  # imbalanced, and not every number is a class
@@ -194,30 +193,6 @@ class SpectrumTest(chex.TestCase):
     self.assertLess(metrics.lidar(wide), 5.01)
 
 
-class PredictionsTest(chex.TestCase):
-  def test_confusion_and_per_class_accuracy_are_scikit_learn_s(self):
-    rng = np.random.default_rng(0)
-    labels, predictions = rng.integers(5, size=200), rng.integers(5, size=200)
-    matrix = tally.confusion(predictions, labels, 5)
-    np.testing.assert_array_equal(matrix, sklearn_metrics.confusion_matrix(labels, predictions))
-    recall = 100 * sklearn_metrics.recall_score(labels, predictions, average=None)
-    np.testing.assert_allclose(tally.per_class_accuracy(matrix), recall)
-
-  def test_a_class_without_examples_has_no_accuracy(self):
-    accuracy = tally.per_class_accuracy(tally.confusion([0, 1, 1], [0, 0, 1], 3))
-    np.testing.assert_array_equal(accuracy, [50, 100, np.nan])
-
-  def test_head_middle_tail_are_thirds_by_training_frequency(self):
-    groups = tally.head_middle_tail([10.0, 20, 30, 40, 50, 60, 70], [5, 400, 30, 2, 100, 90, 1])
-    # Most frequent first: 20, 50, 60 | 30, 10 | 40, 70.
-    self.assertEqual(groups, {'head': 130 / 3, 'middle': 20.0, 'tail': 55.0})
-
-  def test_mean_and_spread(self):
-    mean, spread = tally.mean_and_spread([80.0, 82.0, 84.0])
-    self.assertEqual((mean, spread), (82.0, 2.0))
-    self.assertEqual(tally.mean_and_spread([80.0]), (80.0, None))
-
-
 def test_twice_is_the_same_to_the_last_digit():
   def all_of_them():
     return [
@@ -281,9 +256,6 @@ def test_memory_does_not_grow_as_the_square_of_the_examples():
     (lambda: metrics.local_separation(X, VIEWS[1][:4]), r'positives: shape \(4, 6\), expected \(37, 6\)'),
     (lambda: metrics.alpha_req(X[:, :3]), r'ranks: \(3, 100\), but the covariance has rank 3'),
     (lambda: metrics.lidar(VIEWS[:1]), r'views: shape \(1, 37, 6\)'),
-    (lambda: tally.confusion([0, 3], [0, 1], 3), 'predictions: class 3, expected less than num_classes = 3'),
-    (lambda: tally.head_middle_tail([1.0, 2.0], [1, 2]), 'train_counts: shape'),
-    (lambda: tally.mean_and_spread([]), 'values: shape'),
   ],
 )
 def test_errors_name_the_argument(call, message):
