@@ -100,8 +100,8 @@ VARIANTS = {
     'temperature': NONE,
   },
   'moco_v3': {'method': dict(name='moco_v3'), 'projector': dict(name='moco_v3')},
-  # Behaviour, sec. 5: one view, a linear head, 4,095 negatives of the bank or the hardest 8.19 % of all of it.
-  'memory_bank': {**BEHAVIOUR, 'method': dict(name='memory_bank', negatives=4095)},
+  # Behaviour, sec. 5: one view, a linear head; the negatives are the whole bank or the hardest 8.19 % of it.
+  'memory_bank': {**BEHAVIOUR, 'method': dict(name='memory_bank', negatives=0)},
   'memory_bank_hard': {**BEHAVIOUR, 'method': dict(name='memory_bank'), 'loss': dict(name='hard', fraction=0.0819)},
   # Without negatives. The heads are those of the papers, narrowed to a ResNet-18 where they are for a ResNet-50.
   'byol': {

@@ -65,6 +65,11 @@ class Run:
     state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, jax.jit(self.optimizer.init)(params))
     return jax.device_get(state)
 
+  def steps_per_call(self, epoch: int) -> int:
+    """How many steps are scanned in one dispatch where an epoch has so many."""
+    on_cpu = self.devices.devices[0].platform == 'cpu'
+    return self.config.parallel.steps_per_call or (1 if on_cpu else epoch)
+
   def host_batches(self, start_step: int):
     """Batches from host workers: this process's part of each, decoded and cropped."""
     config, settings = self.config, _settings(self.config)

@@ -138,8 +138,7 @@ def _end_of_call(run: Run, step: int) -> int:
   """Calls end on a grid that does not depend on where a run began, so that a resumed run makes the same calls."""
   config = run.config
   epoch_start = step - step % run.steps_per_epoch
-  on_cpu = run.devices.devices[0].platform == 'cpu'
-  length = config.parallel.steps_per_call or (1 if on_cpu else run.steps_per_epoch)
+  length = run.steps_per_call(run.steps_per_epoch)
   end = epoch_start + ((step - epoch_start) // length + 1) * length
   if every := config.checkpoint.every_steps:
     end = min(end, (step // every + 1) * every)

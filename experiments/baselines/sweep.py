@@ -49,7 +49,7 @@ SWEEP = Sweep(
     row('dino', 'DINO', {'method.teacher_temperature.epochs': 4.5}, minutes=3),
     Row('swav_no_queue', 'SwAV', 'configs/cifar10.py:swav', minutes=3),
     row('swav', 'SwAV, a queue of 3,840 from epoch 2', {'method.queue': 3840, 'method.queue_epochs': 2}, minutes=3),
-    row('memory_bank', 'memory bank, 4,095 negatives', MEMORY),
+    row('memory_bank', 'memory bank, 4,095 negatives', {'method.negatives': 4095, **MEMORY}),
     row('memory_bank_hard', 'memory bank, the hardest 8.19 %', MEMORY, minutes=3),
     row('dystress', 'DySTreSS'),
     row('kukleva', "Kukleva's schedule", {'temperature.period': 30}),

@@ -78,9 +78,14 @@ def _batches(source, positions, size, batch_size) -> Iterator[tuple[np.ndarray, 
     yield squares(source, positions[start : start + batch_size], size)
 
 
+def ready(source: sources.Source, size: int) -> bool:
+  """Whether a source has its images in memory, as squares of this size."""
+  return isinstance(source, sources.Arrays) and source.items.shape[1:3] == (size, size)
+
+
 def squares(source: sources.Source, positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
   """(uint8 [b, size, size, 3], the positions that were read, which differ where broken images are skipped)."""
-  if isinstance(source, sources.Arrays) and source.items.shape[1:3] == (size, size):
+  if ready(source, size):
     return source.items[positions], positions
   read = lambda k: source.first_readable(int(k), lambda image: sources.square(image, size))
   with ThreadPoolExecutor(os.cpu_count()) as pool:

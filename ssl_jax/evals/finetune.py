@@ -19,7 +19,7 @@ from ssl_jax.evals.tally import mean_and_spread
 from ssl_jax.parallel import AXIS
 from ssl_jax.run import Run, augments_of
 from ssl_jax.state import State
-from ssl_jax.step import example_keys
+from ssl_jax.step import example_keys, scan_update
 
 # dystress A.2, for several classes; momentum 0.9 and no decay are our choice. Class weights come with it.
 FULL = linear.Protocol('dystress A.2', 'sgd', 0.1, 128, 50, (30, 40), 0.1)
@@ -88,25 +88,25 @@ class _Classifier:
   def trained(self, params):
     return {'head': params['head']} if self.frozen else params
 
-  def update(self, direction, augment, weights, seed):
-    """(state, rate, images, labels, positions) -> state, over this device's part of the batch."""
+  def update(self, direction, augment, labels, weights, seed):
+    """(state, images, positions) -> (state, loss), over this device's part of the batch; `labels` are of all images."""
 
-    def update(state, rate, images, labels, positions):
+    def update(state, images, positions):
       keys = example_keys(seed, state['step'], positions)
-      images = jax.vmap(augment)(keys, images)
+      images, own_labels = jax.vmap(augment)(keys, images), labels[positions]
 
       def loss(trained):
         logits, stats = self.logits({**state['params'], **trained}, state['stats'], images, train=True)
-        weight = weights[labels]
-        own = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
+        weight = weights[own_labels]
+        own = jnp.take_along_axis(jax.nn.log_softmax(logits), own_labels[:, None], axis=1)[:, 0]
         return -jnp.sum(weight * own) / lax.pmean(jnp.sum(weight), AXIS), stats
 
       trained = self.trained(state['params'])
       (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(trained)
       updates, opt = direction.update(lax.pmean(grads, AXIS), state['opt'], trained)
-      trained = jax.tree.map(lambda p, u: p - rate * u, trained, updates)
+      trained = jax.tree.map(lambda p, u: p - state['rate'] * u, trained, updates)
       changed = dict(params={**state['params'], **trained}, stats=stats, opt=opt, step=state['step'] + 1)
-      return changed, lax.pmean(value, AXIS)
+      return {**state, **changed}, lax.pmean(value, AXIS)
 
     return update
 
@@ -196,23 +196,47 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed
   if frozen:  # LARS tells the kernel from the bias by their names
     direction = _on_head(direction)
   weights = jnp.ones(classes) if frozen else jnp.asarray(class_weights(labels, classes))
-  update = devices.map(model.update(direction, augment, weights, seed), replicated=2, sharded=3, donate=(0,))
+  update = model.update(direction, augment, jnp.asarray(labels), weights, seed)
   opt = jax.device_get(direction.init(model.trained(params)))
-  fitted = devices.replicate(dict(params=params, stats=stats, opt=opt, step=np.int32(0)))
+  fitted = devices.replicate(dict(params=params, stats=stats, opt=opt, step=np.int32(0), rate=np.float32(0)))
   count = len(devices.devices)
   batch = min(protocol.batch, len(source)) // count * count
   if not batch:
     raise ValueError(f'labels: only {len(source)} images for {count} devices; use fewer devices or more labels')
   lowered = batch / protocol.batch if protocol.optimiser == 'sgd' else 1.0  # the linear rule
+  train_on = _trainer(run, source, update)
   for epoch, factor in enumerate(protocol.rates()):
-    rate = devices.replicate(np.float32(protocol.learning_rate * factor * lowered))
+    fitted |= dict(rate=devices.replicate(np.float32(protocol.learning_rate * factor * lowered)))
     order = pipeline.order(seed, epoch, len(source))
-    for rows in order[: len(order) // batch * batch].reshape(-1, batch):
-      rows = np.split(rows, jax.process_count())[jax.process_index()]
-      images, places = features.squares(source, rows, config.data.image_size)
-      parts = devices.shard((images, labels[places], places.astype(np.int32)))
-      fitted, _ = update(fitted, rate, *parts)
+    fitted = train_on(fitted, order[: len(order) // batch * batch].reshape(-1, batch))
   return model, fitted
+
+
+def _trainer(run: Run, source, update):
+  """(state, positions [S, b] of an epoch's batches) -> state. Images in memory go to the device once for all epochs."""
+  devices, size = run.devices, run.config.data.image_size
+  own_part = lambda batch: np.split(batch, jax.process_count(), axis=-1)[jax.process_index()]
+  if not features.ready(source, size):
+    one = devices.map(update, replicated=1, sharded=2, donate=(0,))
+
+    def read_and_train(state, batches):
+      for batch in batches:
+        images, places = features.squares(source, own_part(batch), size)
+        state, _ = one(state, *devices.shard((images, places.astype(np.int32))))
+      return state
+
+    return read_and_train
+  many = devices.map(scan_update(update), replicated=2, sharded=1, donate=(0,))
+  dataset = devices.replicate(source.items)
+
+  def train(state, batches):
+    length = run.steps_per_call(len(batches))
+    for start in range(0, len(batches), length):
+      index = own_part(batches[start : start + length]).T.astype(np.int32)
+      state, _ = many(state, dataset, devices.shard(index))
+    return state
+
+  return train
 
 
 def _width(run: Run, encoder, stats) -> int:

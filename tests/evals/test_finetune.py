@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import run
-from ssl_jax.evals import evaluate, finetune, linear
+from ssl_jax.evals import evaluate, features, finetune, linear
 from tests.test_train import tiny
 
 SHORT = dataclasses.replace(finetune.FULL, epochs=4, milestones=(3,), learning_rate=0.05, batch=16)
@@ -79,6 +79,20 @@ def test_the_same_classifier_on_any_devices(prepared, frozen):
   protocol = dataclasses.replace(SHORT, epochs=1)
   one, two = (fit(prepared, devices, protocol, frozen=frozen) for devices in (1, 2))
   chex.assert_trees_all_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize('frozen', [False, True])
+def test_the_same_classifier_from_images_on_the_device_and_from_the_host(prepared, frozen, monkeypatch):
+  protocol = dataclasses.replace(SHORT, epochs=2)
+  one_by_one = fit(prepared, 1, protocol, frozen=frozen)
+  with monkeypatch.context() as patched:
+    patched.setattr(features, 'ready', lambda source, size: False)
+    from_host = fit(prepared, 1, protocol, frozen=frozen)
+  parts, _ = prepared
+  monkeypatch.setitem(parts(1).config.parallel, 'steps_per_call', 3)  # an epoch has 4
+  scanned = fit(prepared, 1, protocol, frozen=frozen)
+  chex.assert_trees_all_close(one_by_one, from_host, rtol=1e-5, atol=1e-6)
+  chex.assert_trees_all_close(one_by_one, scanned, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('name', ['cacr_large', 'cacr_small', 'imagenet_lars'])
