@@ -69,7 +69,7 @@ VARIANTS = {
     'temperature': NONE,
     'optimizer': dict(learning_rate=0.1, weight_decay=1e-4),
   },
-  # CACR, App. C: AlexNet, K = 4 positives of 128 images, or one of 768; CMC is info_nce in its place.
+  # CACR, App. C: AlexNet, K = 4 positives of 128 images, or one of 768; CMC contrasts the same views.
   'cacr': {
     **CACR_SMALL,
     'views': 5,
@@ -87,7 +87,7 @@ VARIANTS = {
   'cmc': {
     **CACR_SMALL,
     'views': 5,
-    'loss': dict(name='multi_positive'),
+    'method': dict(name='cmc'),
     'temperature': dict(name='constant', tau=0.19),
   },
   # He et al. 2020 and Chen et al. 2020, with the queue that suits 50,000 images; CACR on it is cacr, Alg. 3.

@@ -37,7 +37,7 @@ class Pairs(NamedTuple):
 
 
 def in_batch(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
-  """Every view of every other instance is a negative (SimCLR; with V > 2 views CMC and CACR).
+  """Every view of every other instance is a negative (SimCLR; with V > 2 views each has K = V - 1 positives).
 
   V views `[B, D]` of B instances give V·B queries, view by view. The K = V - 1 positives of a query are the other views
   of its instance, in the order of the views. `neg` is one product with all V·N embeddings of the N instances of all
@@ -78,6 +78,24 @@ def by_view_pair(*views: jax.Array, axis_name: str | None = None, similarity: st
     pos += [positives[x], positives[y]]
     neg += [block, block]
   where = jnp.tile(_not_own(batch, others.shape[1], axis_name), (len(neg), 1))
+  return Pairs(jnp.concatenate(pos), jnp.concatenate(neg), where)
+
+
+def across_views(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
+  """Each view against each other one, as if there were no more of them (CMC, Tian et al. 2019, Eq. 8).
+
+  For each ordered pair of views (x, y), in the order of `itertools.permutations`, the positive of x of an instance is
+  its y, and the negatives are the y of every other instance: V(V - 1)·B queries with one positive each.
+
+  >>> pos, neg, where = across_views(jnp.eye(4), jnp.eye(4), jnp.eye(4))
+  >>> pos.shape, neg.shape, int(where[0].sum())
+  ((24, 1), (24, 4), 3)
+  """
+  views, others = _gathered_views(views, axis_name, similarity)
+  ordered = list(itertools.permutations(range(len(views)), 2))
+  pos = [_row_similarities(views[x], views[y], similarity)[:, None] for x, y in ordered]
+  neg = [_similarities(views[x], others[y], similarity) for x, y in ordered]
+  where = jnp.tile(_not_own(views.shape[1], others.shape[1], axis_name), (len(ordered), 1))
   return Pairs(jnp.concatenate(pos), jnp.concatenate(neg), where)
 
 

@@ -56,6 +56,16 @@ class LayoutTest(chex.TestCase):
           neg.append([s(z[x][i], z[y][j]) for j in range(B) if j != i])
     self.assert_pairs(jax.jit(pairs.by_view_pair)(*z), pos, neg)
 
+  def test_across_views(self):
+    z = embeddings(3)
+    s = similarity_of('cosine')
+    pos, neg = [], []
+    for x, y in ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)):
+      for i in range(B):
+        pos.append([s(z[x][i], z[y][i])])
+        neg.append([s(z[x][i], z[y][j]) for j in range(B) if j != i])
+    self.assert_pairs(jax.jit(pairs.across_views)(*z), pos, neg)
+
   def test_with_keys(self):
     q, k = embeddings(2)
     s = similarity_of('cosine')
@@ -162,6 +172,7 @@ def two_views(*z, axis_name):
 SHARDED = {
   'nt_xent': lambda *z, axis_name: losses.nt_xent(*z[:2], 0.2, axis_name=axis_name),
   'by_view_pair': contrast(losses.cacr, pairs.by_view_pair),
+  'across_views': contrast(functools.partial(losses.info_nce, temperature=0.2), pairs.across_views),
   'with_keys': contrast(losses.simple, lambda q, k, _, **to: pairs.with_keys(q, k, **to)),
   'with_queue': contrast(losses.cacr, lambda q, k, _, **to: pairs.with_queue(q, k, QUEUE, in_batch=True, **to)),
   'decoupled_weighted': contrast(

@@ -59,10 +59,16 @@ SWEEP = Sweep(
     row('balanced', 'balanced contrastive, batch 512'),
     row('align_uniform', 'alignment and uniformity'),
     row('hard_negative', 'hard negatives (HCL)'),
-    row('cmc', 'CMC, K = 4, AlexNet', CACR, minutes=3),
+    row(
+      'cmc',
+      'CMC with the negatives of all views, K = 4, AlexNet',
+      {'method.name': 'simclr', 'loss.name': 'multi_positive', **CACR},
+      minutes=3,
+    ),
     row('cacr', 'CACR, K = 4, AlexNet', CACR, minutes=3),
     row('cacr_k1', 'CACR, K = 1, AlexNet', CACR),
     row('cacr_moco', 'CACR on MoCo v2, K = 4', minutes=5),
+    Row('cmc_by_pairs', 'CMC, K = 4, AlexNet', 'configs/cifar10.py:cmc', CACR, minutes=3, further=True),
   ),
 )
 

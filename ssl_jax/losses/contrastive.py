@@ -73,7 +73,7 @@ def info_nce(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where:
 def multi_positive(
   pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where: jax.Array | None = None
 ) -> jax.Array:
-  """The mean over K positives of `info_nce` with each (the CMC rows of cacr, App. C; Tian et al. 2020).
+  """The mean over K positives of `info_nce` with each, all with the same negatives.
 
   `info_nce` with `pos` [Q, K] under the name of the paper. Shapes: [Q, K], [Q, M] -> [Q].
 

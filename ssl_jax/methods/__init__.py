@@ -15,7 +15,7 @@ from ssl_jax.methods.moco import MoCo, MoCoV3
 from ssl_jax.methods.momentum import Momentum
 from ssl_jax.methods.protocol import Inputs, Method, Network, Outputs, Plan
 from ssl_jax.methods.redundancy import Redundancy
-from ssl_jax.methods.simclr import SimCLR
+from ssl_jax.methods.simclr import CMC, SimCLR
 from ssl_jax.methods.swav import SwAV
 from ssl_jax.models import heads
 from ssl_jax.names import nearest
@@ -23,6 +23,7 @@ from ssl_jax.names import nearest
 NO_TEMPERATURE = temperature.Schedule(init=dict, at=lambda params, step: None)
 METHODS: dict[str, type[Method]] = {
   'simclr': SimCLR,
+  'cmc': CMC,
   'moco': MoCo,
   'moco_v3': MoCoV3,
   'memory_bank': MemoryBank,

@@ -1,4 +1,4 @@
-"""SimCLR (Chen et al. 2020) with any contrastive loss and any temperature; with more views CMC and CACR."""
+"""Contrast among the views of a batch, with any contrastive loss and any temperature: SimCLR, CMC and CACR."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean_temperature
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimCLR(Method):
-  """The other views of an image are its positives, the views of all other images its negatives.
+  """The other views of an image are its positives, the views of all other images its negatives (Chen et al. 2020).
 
   `by_view_pair` takes the negatives of a query from one other view at a time, as the CACR authors' code does.
   """
@@ -18,9 +18,24 @@ class SimCLR(Method):
   by_view_pair: bool = False
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
-    views, batch_stats = self.embed(params, batch_stats, inputs.views)
     make = pairs.by_view_pair if self.by_view_pair else pairs.in_batch
-    pos, neg, where = make(*views, axis_name=self.axis_name)
-    tau = self.tau(params, inputs)
-    loss = jnp.mean(self.contrast(pos, neg, where, tau, axis_name=self.axis_name))
-    return loss, Outputs(batch_stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})
+    return _contrast(self, make, params, batch_stats, extra, inputs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CMC(Method):
+  """Each view is contrasted with each other one on its own: one positive, and the negatives of that view alone.
+
+  With views that are augmentations this is contrastive multiview coding (Tian et al. 2019) as cacr compares with it.
+  """
+
+  def loss(self, params, batch_stats, extra, inputs: Inputs):
+    return _contrast(self, pairs.across_views, params, batch_stats, extra, inputs)
+
+
+def _contrast(method: Method, make, params, batch_stats, extra, inputs: Inputs):
+  views, batch_stats = method.embed(params, batch_stats, inputs.views)
+  pos, neg, where = make(*views, axis_name=method.axis_name)
+  tau = method.tau(params, inputs)
+  loss = jnp.mean(method.contrast(pos, neg, where, tau, axis_name=method.axis_name))
+  return loss, Outputs(batch_stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})

@@ -226,6 +226,7 @@ def test_the_average_of_the_weights(devices):
 KINDS = {
   'simclr': {},
   'simclr_by_view_pair': dict(by_view_pair=True, views=3, small=1),
+  'cmc': dict(views=3, small=1),
   'moco': dict(queue=16, momentum=0.7, small=1),
   'moco_symmetric': dict(queue=16, momentum=0.7, symmetric=True, intra_batch=True, views=3),
   'moco_v3': dict(momentum=0.7, small=1),

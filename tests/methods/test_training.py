@@ -65,7 +65,7 @@ METHODS = {
   'hard_negative': {'loss': dict(name='hard_negative', beta=1.0), 'temperature': tau(0.5)},
   'balanced': {'loss': dict(name='balanced', alpha=2.0, lam=4.0), 'temperature': NONE},
   'multi_crop': {'small_crops': SMALL_CROPS},
-  'cmc': {'views': 3, 'loss': dict(name='multi_positive')},
+  'cmc': {'views': 3, 'method': dict(name='cmc')},
   'cacr': {
     'views': 3,
     'method': dict(name='simclr', by_view_pair=True),
