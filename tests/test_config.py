@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from configs import base
+from configs import base, cifar10
 from ssl_jax import config
 
 CONFIGS = sorted(p for p in pathlib.Path('configs').glob('*.py') if p.stem not in ('__init__', 'base'))
@@ -140,3 +140,9 @@ def test_a_config_survives_json():
   config.validate(back, base.get_config())
   assert (back.optimizer.milestones, back.eval.k) == ((160, 190), (20,))
   assert config.difference(chosen.to_dict(), back.to_dict()) is None
+
+
+def test_the_readme_names_every_variant_of_cifar10():
+  readme = pathlib.Path('README.md').read_text()
+  (bullet,) = re.findall(r'^- \*\*Methods\.\*\*(.*?)^- \*\*', readme, flags=re.DOTALL | re.MULTILINE)
+  assert set(re.findall(r'`(\w+)`', bullet)) == set(cifar10.VARIANTS)
