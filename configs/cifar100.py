@@ -7,8 +7,17 @@ One GPU (H200): about 5 minutes.
 
 from configs import base, cifar10
 
+# cacr, App. C: sharper weights, and images normalised by their own moments.
+VARIANTS = {
+  **cifar10.VARIANTS,
+  'cacr': {**cifar10.VARIANTS['cacr'], 'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0)},
+  'cacr_k1': {**cifar10.VARIANTS['cacr_k1'], 'loss': dict(name='cacr', t_pos=1.0, t_neg=3.0)},
+}
+for variant in ('cacr', 'cacr_k1', 'cmc'):
+  VARIANTS[variant] = {**VARIANTS[variant], 'augment': dict(name='cacr_cifar100')}
+
 
 def get_config(arg=''):
   config = cifar10.get_config()
   config.data.name = 'cifar100'
-  return base.options(config, arg, cifar10.VARIANTS)
+  return base.options(config, arg, VARIANTS)

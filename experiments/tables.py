@@ -7,11 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from configs import base
-from ssl_jax.config import HARMLESS, NAMED, flatten, load, validate
+from ssl_jax.config import IRRELEVANT, NAMED, flatten, load, validate
 
 MARKS = ('<!-- table -->', '<!-- end of table -->')
-# What two runs of one row may differ in.
-IRRELEVANT = (*(key for key in HARMLESS if key != 'eval'), 'eval.every_epochs', 'eval.batch_size')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,6 +76,12 @@ LEAST = {
 # Keys that may change between the parts of a resumed run, since they do not change what it computes.
 HARMLESS = ('data.path', 'data.workers', 'parallel', 'checkpoint', 'log', 'eval')
 
+# Keys that change neither what a run computes nor how it is judged.
+IRRELEVANT = (
+  *(key for key in HARMLESS if key != 'eval'),
+  *(f'eval.{key}' for key in ('every_epochs', 'at_start', 'at_end', 'batch_size')),
+)
+
 
 def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
   """The config of `FILE.py[:options]`, with `key=value` overrides. Not validated yet."""
@@ -201,6 +207,8 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
     raise ValueError(f'small_crops.scale = {scale!r} must be 0 < low <= high <= 1, such as (0.05, 0.14)')
   if config.ema >= 1:
     raise ValueError(f'ema = {config.ema!r} must be below 1, such as 0.999, or 0 for no average')
+  if not config.eval.seeds or any(not isinstance(seed, int) or seed < 0 for seed in config.eval.seeds):
+    raise ValueError(f'eval.seeds = {config.eval.seeds!r} must be whole numbers from 0 on, at least one, such as (0,)')
   if config.eval.crop > 1:
     raise ValueError(f'eval.crop = {config.eval.crop!r} must be a share of the image, at most 1')
   if any(not isinstance(k, int) or k < 1 for k in config.eval.k):

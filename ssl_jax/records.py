@@ -121,11 +121,16 @@ def sentence(when: str, results: Mapping[str, float]) -> str:
   return f'{when}: ' + ', '.join(f'{name} {value:.2f} %' for name, value in results.items())
 
 
+def keep(workdir: pathlib.Path, summary: Mapping) -> None:
+  """Writes summary.json."""
+  if jax.process_index() == 0:
+    write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
+
+
 def finish(workdir: pathlib.Path, summary: Mapping) -> None:
-  """Writes summary.json and says where everything is."""
+  """Says what came out and where everything is."""
   if jax.process_index() > 0:
     return
-  write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
   accuracies = {name: value for name, value in summary.items() if name.startswith(('knn', 'probe'))}
   if accuracies:
     print(sentence('finished', accuracies))

@@ -13,7 +13,7 @@ import numpy as np
 
 from ssl_jax import figures, page, records
 from ssl_jax.checkpoint import writable
-from ssl_jax.config import HARMLESS, flatten
+from ssl_jax.config import IRRELEVANT, flatten
 from ssl_jax.evals.tally import mean_and_spread
 from ssl_jax.page import Cards, Figure, Number, Section, Table
 
@@ -171,12 +171,12 @@ def _representation(run: Run) -> list[Section]:
     for key, (name, meaning) in MEASURES.items()
     if any(key in found for found in spaces.values())
   ]
-  points = {name: (found['uniformity'], found['same_label_similarity']) for name, found in spaces.items()}
-  caption = 'Spread over the sphere against closeness within a class: up and to the right is better.'
-  parts = [
-    Table(['', *spaces, 'what it is'], rows),
-    Figure('uniformity_tolerance', caption, figures.uniformity_tolerance(points)),
-  ]
+  both = ('uniformity', 'same_label_similarity')
+  points = {name: [found[key] for key in both] for name, found in spaces.items() if all(key in found for key in both)}
+  parts = [Table(['', *spaces, 'what it is'], rows)]
+  if points:
+    caption = 'Spread over the sphere against closeness within a class: up and to the right is better.'
+    parts.append(Figure('uniformity_tolerance', caption, figures.uniformity_tolerance(points)))
   if 'map' in run.arrays:
     names = run.evaluation['classes']['names']
     drawn = figures.plane(*(run.arrays[k] for k in ('map', 'map_labels', 'map_shares')), names)
@@ -231,7 +231,7 @@ def _settings(run: Run) -> list[Section]:
 
 def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
   """Runs of one config, the seed apart, under a name that says in which keys it differs from the others."""
-  same = lambda key: key == 'seed' or any(key == h or key.startswith(h + '.') for h in HARMLESS)
+  same = lambda key: key == 'seed' or any(key == i or key.startswith(i + '.') for i in IRRELEVANT)
   configs = [{k: v for k, v in flatten(run.config).items() if not same(k)} for run in runs]
   keys = sorted(set().union(*configs))
   differing = [k for k in keys if len({json.dumps(config.get(k)) for config in configs}) > 1]
@@ -241,7 +241,10 @@ def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
       groups[str(run.workdir)] = [run]
       continue
     name = ', '.join(f'{k} = {config[k]}' for k in differing if k in config) or run.title
-    groups.setdefault(name, []).append(run)
+    for other in groups.setdefault(name, []):
+      if other.config['seed'] == run.config['seed']:
+        raise ValueError(f'{other.workdir} and {run.workdir} are the same run (seed {run.config["seed"]}): give one')
+    groups[name].append(run)
   return groups
 
 
@@ -281,9 +284,10 @@ def _comparison(configs: Mapping[str, Sequence[Run]]) -> list[Section]:
   for space in sorted(set.intersection(*spaces)):
     keys, cells = spread(lambda run, space=space: run.evaluation['measures'][space], '.4f', f'measures.{space}.')
     rows = [[MEASURES[key][0], *(cells[name][key] for name in letters)] for key in MEASURES if key in keys]
-    points = {name: (cells[name]['uniformity'].value, cells[name]['same_label_similarity'].value) for name in letters}
-    drawn = figures.uniformity_tolerance(points)
-    caption = 'Up and to the right is better.'
-    parts = [Table(['', *letters], rows), Figure(f'uniformity_tolerance_{space}', caption, drawn)]
+    parts = [Table(['', *letters], rows)]
+    if {'uniformity', 'same_label_similarity'} <= set(keys):
+      points = {name: (cells[name]['uniformity'].value, cells[name]['same_label_similarity'].value) for name in letters}
+      drawn = figures.uniformity_tolerance(points)
+      parts.append(Figure(f'uniformity_tolerance_{space}', 'Up and to the right is better.', drawn))
     sections.append(Section(f'Measures of the {space} features', '', parts))
   return sections

@@ -59,10 +59,11 @@ def train(config: ConfigDict, workdir: str) -> dict:
     'seconds': round(time.monotonic() - start, 1),
     **_machine(run),
   }
-  if config.eval.at_end:
-    evaluator.judge(run.devices.unreplicate(state), workdir)
   if config.data.broken == 'skip':
     summary['broken_images_skipped'] = run.skipped.total()
+  records.keep(workdir, summary)
+  if config.eval.at_end:
+    evaluator.judge(run.devices.unreplicate(state), workdir)
   records.finish(workdir, summary)
   return summary
 

@@ -211,6 +211,18 @@ def test_compare_names_what_differs(runs, tmp_path):
   assert '±' not in ''.join(shown for _, _, shown in Numbers(page.read_text()).found), 'one seed has no spread'
 
 
+def test_compare_tells_protocols_apart_and_refuses_a_run_twice(runs, tmp_path):
+  other = tmp_path / 'other'
+  shutil.copytree(runs / 'seed1', other)
+  with pytest.raises(ValueError, match=r'are the same run \(seed 1\): give one'):
+    report.compare([runs / 'seed1', other], tmp_path / 'out')
+  config = json.loads((other / 'config.json').read_text())
+  config['eval']['vote'] = 'majority'
+  (other / 'config.json').write_text(json.dumps(config))
+  report.compare([runs / 'seed1', other], tmp_path / 'out')
+  assert re.search(r'\| B \| 1 \|.*\| eval.vote = majority \|', (tmp_path / 'out' / 'compare.md').read_text())
+
+
 def test_the_command_compares_the_workdirs_that_it_is_given(runs, tmp_path):
   root = pathlib.Path(report.__file__).parent.parent
   command = [

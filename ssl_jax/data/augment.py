@@ -83,7 +83,8 @@ PRESETS = {
   'byol_1': dict(_BYOL, blur=1.0),  # Grill et al. 2020, Table 6: T for one view, T' for the other
   'byol_2': dict(_BYOL, blur=0.1, solarize=0.2),
   'dystress_cifar': dict(_SIMCLR, blur=0.0, **MEAN_STD['cifar10']),  # its code
-  'cacr_small': _CACR_SMALL,  # cacr Alg. 1, CIFAR-10; CIFAR-100 changes mean and std
+  'cacr_small': _CACR_SMALL,  # cacr Alg. 1, CIFAR-10
+  'cacr_cifar100': dict(_CACR_SMALL, **MEAN_STD['cifar100']),
   'cacr_stl10': dict(_CACR_SMALL, crop_scale=(0.08, 1.0), **MEAN_STD['stl10']),  # cacr Alg. 1, with size 64
   'cacr_large': dict(_MOCO_V2),  # cacr Alg. 2
   'supervised_cifar': _SUPERVISED_CIFAR,  # supervised A.4.1

@@ -107,9 +107,10 @@ def digest(settings: dict, weights, *data: sources.Source) -> str:
     found.update(jax.tree_util.keystr(path).encode())
     found.update(np.ascontiguousarray(leaf).tobytes())
   for source in data:
-    items = np.ascontiguousarray(source.items)
+    items = np.asarray(source.items)
     found.update(str((items.shape, items.dtype)).encode())
-    found.update(items.tobytes())
+    # The bytes of objects, such as the paths of a folder, would be their addresses.
+    found.update('\0'.join(map(str, items)).encode() if items.dtype == object else items.tobytes())
     if source.labels is not None:
       found.update(np.ascontiguousarray(source.labels).tobytes())
   return found.hexdigest()

@@ -1,6 +1,8 @@
 """From features to every number and every curve of an evaluation. It knows of no run, so that any features will do."""
 
+import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
@@ -97,37 +99,41 @@ def measures(space: Space, labels: Labels, temperature: Temperature | None) -> d
   """Every measure of a representation, of the test images and of their views where there are any.
 
   What begins with train_ is of training images: where it differs, the encoder places images it knows in another way.
+  A measure that these features do not have is left out.
   """
   x, y = space.test, labels.test
-  found = {
-    'uniformity': metrics.uniformity(x),
-    'tolerance': metrics.tolerance(x, y),
-    'same_label_similarity': metrics.same_label_similarity(x, y),
-    'inter_class_uniformity': metrics.inter_class_uniformity(x, y),
-    'rankme': metrics.rankme(x),
-  }
   chosen = np.random.default_rng(0).permutation(len(space.train))[:MEASURED]
   known, classes = space.train[chosen], labels.train[chosen]
-  found['train_uniformity'] = metrics.uniformity(known)
-  if np.bincount(classes).max() > 1:
-    found['train_same_label_similarity'] = metrics.same_label_similarity(known, classes)
-  if min(x.shape) > 4:  # a power law of fewer eigenvalues says nothing
-    found['alpha_req'] = metrics.alpha_req(x)
-  if len(x) >= 3:
-    shuffled = x[np.random.default_rng(0).permutation(len(x))]
-    found['conditional_entropy'] = metrics.conditional_entropy(shuffled, batch=min(ENTROPY_BATCH, len(x)))
+  shuffled = x[np.random.default_rng(0).permutation(len(x))]
+  wanted = {
+    'uniformity': lambda: metrics.uniformity(x),
+    'tolerance': lambda: metrics.tolerance(x, y),
+    'same_label_similarity': lambda: metrics.same_label_similarity(x, y),
+    'inter_class_uniformity': lambda: metrics.inter_class_uniformity(x, y),
+    'rankme': lambda: metrics.rankme(x),
+    'train_uniformity': lambda: metrics.uniformity(known),
+    'train_same_label_similarity': lambda: metrics.same_label_similarity(known, classes),
+    'alpha_req': lambda: metrics.alpha_req(x),
+    'conditional_entropy': lambda: metrics.conditional_entropy(shuffled, batch=min(ENTROPY_BATCH, len(x))),
+  }
   if temperature is not None:
-    found['penalty_entropy'] = metrics.penalty_entropy(x, temperature)
+    wanted['penalty_entropy'] = lambda: metrics.penalty_entropy(x, temperature)
   if space.views is not None:
-    views, y = space.views, labels.views
-    found |= {
-      'alignment': metrics.alignment(views),
-      'prototype_bias': metrics.prototype_bias(views, y),
-      'prototype_bias_sampled': metrics.prototype_bias_sampled(views, y),
-      'attracting_gap': metrics.attracting_gap(views[0], views[1:]),
-      'repelling_gap': metrics.repelling_gap(views[0], y, views[1], y),
-      'lidar': metrics.lidar(views),
+    views, of_views = space.views, labels.views
+    wanted |= {
+      'alignment': lambda: metrics.alignment(views),
+      'prototype_bias': lambda: metrics.prototype_bias(views, of_views),
+      'prototype_bias_sampled': lambda: metrics.prototype_bias_sampled(views, of_views),
+      'attracting_gap': lambda: metrics.attracting_gap(views[0], views[1:]),
+      'repelling_gap': lambda: metrics.repelling_gap(views[0], of_views, views[1], of_views),
+      'lidar': lambda: metrics.lidar(views),
     }
+  found = {}
+  for name, measure in wanted.items():
+    # Some have no value: of a collapsed encoder, of few images or dimensions, of classes with one image.
+    with contextlib.suppress(ValueError):
+      if math.isfinite(value := measure()):
+        found[name] = value
   return found
 
 

@@ -410,7 +410,9 @@ def penalty_distribution(x, temperature: Temperature, *, bins: int = 100, block:
 
 
 def _effective_rank(values, epsilon) -> float:
-  """exp of the entropy of p = values / Σ values + epsilon."""
+  """exp of the entropy of p = values / Σ values + epsilon; 0 where there is nothing at all."""
+  if not values.any():
+    return 0.0
   p = values / values.sum() + epsilon
   return float(np.exp(-np.sum(p * np.log(p))))
 

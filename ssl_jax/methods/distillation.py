@@ -27,7 +27,7 @@ class SimSiam(Method):
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
     outputs, batch_stats = self.encode(params['network'], batch_stats, inputs.views)
-    targets = [output['projector'] for output in outputs[: len(inputs.large)]]
+    targets = [output['projector'] for output in outputs[: len(self.large(inputs))]]
     return self._meet(outputs, targets), Outputs(batch_stats, extra, {})
 
   def _meet(self, outputs, targets):
@@ -51,7 +51,7 @@ class BYOL(Momentum, SimSiam):
   def loss(self, params, batch_stats, extra, inputs: Inputs):
     slow = self.follow(params, extra, inputs)
     outputs, stats = self.encode(params['network'], batch_stats, inputs.views)
-    targets = self.targets(slow, batch_stats, inputs.large)
+    targets = self.targets(slow, batch_stats, self.large(inputs))
     return self._meet(outputs, targets), Outputs(stats, {**extra, 'momentum': slow}, {})
 
 
@@ -92,7 +92,7 @@ class DINO(Momentum):
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
     slow, tau = self.follow(params, extra, inputs), self.tau(params, inputs)
-    teacher = self.targets(slow, batch_stats, inputs.large)
+    teacher = self.targets(slow, batch_stats, self.large(inputs))
     network = params['network']
     if 'prototypes' in network['projector']:
       last = frozen(network['projector']['prototypes'], self.freeze_epochs * self.plan.steps_per_epoch, inputs.step)

@@ -61,7 +61,7 @@ class MoCo(Momentum):
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
     slow, queue = self.follow(params, extra, inputs), enqueue(extra)
-    large, tau = len(inputs.large), self.tau(params, inputs)
+    large, tau = len(self.large(inputs)), self.tau(params, inputs)
     first = 0 if self.symmetric else 1  # of the views that are keys
     keys = [pairs.normalize(key) for key in self.targets(slow, batch_stats, inputs.views[first:large])]
     queries = inputs.views if self.symmetric else (inputs.views[0], *inputs.views[large:])
@@ -100,7 +100,7 @@ class MoCoV3(Momentum):
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
     slow, tau = self.follow(params, extra, inputs), self.tau(params, inputs)
-    keys = self.targets(slow, batch_stats, inputs.large)
+    keys = self.targets(slow, batch_stats, self.large(inputs))
     outputs, stats = self.encode(params['network'], batch_stats, inputs.views)
     found = [
       pairs.with_keys(output['predictor'], key, axis_name=self.axis_name)

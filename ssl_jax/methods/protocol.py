@@ -30,11 +30,6 @@ class Inputs(NamedTuple):
   step: jax.Array  # int32 []
   key: jax.Array  # of this step, the same on each device
 
-  @property
-  def large(self) -> tuple[jax.Array, ...]:
-    """The views of full size; the others are the small crops of multi-crop."""
-    return tuple(view for view in self.views if view.shape == self.views[0].shape)
-
 
 class Outputs(NamedTuple):
   """What a step leaves behind, beside its loss."""
@@ -116,6 +111,10 @@ class Method:
     """The projections of all views, and the new running statistics."""
     outputs, batch_stats = self.encode(params['network'], batch_stats, views)
     return [output['projector'] for output in outputs], batch_stats
+
+  def large(self, inputs: Inputs) -> tuple[jax.Array, ...]:
+    """The views of full size; the others are the small crops of multi-crop."""
+    return inputs.views[: self.plan.views]
 
   def width(self, params: Any, batch_stats: Any, images: jax.Array) -> int:
     """Of the projections."""

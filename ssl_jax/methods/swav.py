@@ -51,7 +51,7 @@ class SwAV(Method):
     extra = {**extra, **enqueue(extra)} if self.queue else extra
     prototypes = frozen(network['predictor'], self.freeze_epochs * self.plan.steps_per_epoch, inputs.step)
     outputs, batch_stats = self.encode({**network, 'predictor': prototypes}, batch_stats, inputs.views)
-    large = range(len(inputs.large))
+    large = range(len(self.large(inputs)))
     codes = [self._code(outputs[v]['predictor'], prototypes, extra, v, inputs.step) for v in large]
     both = directions(len(outputs), len(codes))
     values = [jnp.mean(self.contrast(outputs[v]['predictor'], codes[w], tau)) for v, w in both]
