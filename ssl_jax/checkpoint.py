@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import tempfile
+from collections.abc import Mapping, Sequence
 
 import jax
 import orbax.checkpoint as ocp
@@ -55,23 +56,25 @@ class Checkpoints:
   """The checkpoints of one workdir: the newest few, each whole or absent, written in the background."""
 
   def __init__(self, workdir: pathlib.Path, config: dict, keep: int | None = None):
-    """`keep` None: only to read, beside a run that may be writing."""
+    """`config` is the run's `identity`. `keep` None: only to read, beside a run that may be writing."""
     self.config = config
     if keep is None:
       options = ocp.CheckpointManagerOptions(read_only=True)
     else:
       options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
-    self.manager = ocp.CheckpointManager(workdir / 'checkpoints', options=options, item_names=('state', 'config'))
+    names = ('state', 'config', 'unlogged')
+    self.manager = ocp.CheckpointManager(workdir / 'checkpoints', options=options, item_names=names)
 
   def latest(self) -> int | None:
     return self.manager.latest_step()
 
-  def save(self, state: State) -> None:
-    """Keeps a state of host arrays; does nothing for a step that is already kept."""
+  def save(self, state: State, unlogged: Sequence[Mapping] = ()) -> None:
+    """Keeps a state of host arrays, and the metrics of the steps since the last row; once for each step."""
     step = int(state.step)
     if step not in self.manager.all_steps():
-      args = ocp.args.Composite(state=ocp.args.StandardSave(state), config=ocp.args.JsonSave(self.config))
-      self.manager.save(step, args=args)
+      parts = {'config': self.config, 'unlogged': list(unlogged)}
+      parts = {name: ocp.args.JsonSave(part) for name, part in parts.items()}
+      self.manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), **parts))
 
   def restore(self, like: State) -> State:
     """The newest state, with the shapes and types of `like`; refuses one that another config made."""
@@ -82,9 +85,11 @@ class Checkpoints:
     args = ocp.args.Composite(state=ocp.args.StandardRestore(like))
     return self.manager.restore(step, args=args)['state']
 
-  def preempted(self, step: int) -> bool:
-    """Whether all hosts agreed to stop at this step, one of them having been told to."""
-    return jax.process_count() > 1 and self.manager.reached_preemption(step)
+  def unlogged(self) -> list[dict]:
+    """The metrics of the steps before the newest state that no row has yet."""
+    if (step := self.latest()) is None:
+      return []
+    return self.manager.restore(step, args=ocp.args.Composite(unlogged=ocp.args.JsonRestore()))['unlogged']
 
   def close(self) -> None:
     self.manager.wait_until_finished()

@@ -52,6 +52,12 @@ class Run:
       return self.train
     return _load(self.config, 'train', self.skipped)[0]
 
+  @property
+  def identity(self) -> dict:
+    """What a checkpoint belongs to: the config, and how many training images it found."""
+    known = self.config.to_dict()
+    return {**known, 'data': {**known['data'], 'images': len(self.train)}}
+
   def initial_state(self) -> State:
     """The state before the first step, on the host."""
     size = self.config.data.image_size
@@ -73,6 +79,8 @@ class Run:
   def host_batches(self, start_step: int):
     """Batches from host workers: this process's part of each, decoded and cropped."""
     config, settings = self.config, _settings(self.config)
+    both = [settings, settings | dict(config.augment_other)]
+    crops = [pipeline.Crop(s['crop_scale'], s['crop_ratio'], s['interpolation']) if s['crop'] else None for s in both]
     return pipeline.batches(
       self.train,
       seed=config.seed,
@@ -80,9 +88,7 @@ class Run:
       start_step=start_step,
       total_steps=self.total_steps,
       size=config.data.image_size,
-      views=config.views,
-      scale=settings['crop_scale'],
-      ratio=settings['crop_ratio'],
+      crops=[crops[v % 2] for v in range(config.views)],
       num_workers=config.data.workers,
       process_index=jax.process_index(),
       process_count=jax.process_count(),

@@ -6,10 +6,11 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from ssl_jax import checkpoint, records
@@ -20,6 +21,7 @@ from ssl_jax.run import Run, prepare
 from ssl_jax.state import State
 from ssl_jax.step import make_update, scan_update
 
+ASK_EVERY = 10  # single steps after which several processes ask each other whether to stop or to save
 IN_FLIGHT = 2  # single steps that are dispatched before the metrics of the first one are read
 
 
@@ -38,7 +40,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
   evaluator = Evaluator(run) if config.eval.k or run.probe or config.eval.at_end else None
   workdir = checkpoint.claim(workdir, config.to_dict())
   with contextlib.ExitStack() as stack:
-    checkpoints = checkpoint.Checkpoints(workdir, config.to_dict(), config.checkpoint.keep)
+    checkpoints = checkpoint.Checkpoints(workdir, run.identity, config.checkpoint.keep)
     stack.callback(checkpoints.close)
     state = run.initial_state()
     if checkpoints.latest() is not None:
@@ -90,11 +92,11 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
       progress.say(records.sentence(f'epoch {step / run.steps_per_epoch:g}', results))
       watch.restart_clock()
     steps_due = config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0
-    minutes_due = time.monotonic() - saved_at > 60 * config.checkpoint.every_minutes and jax.process_count() == 1
-    stopping = stop.is_set() or checkpoints.preempted(step)
+    minutes_due = time.monotonic() - saved_at > 60 * config.checkpoint.every_minutes
+    stopping, minutes_due = _agreed(step, count, stop.is_set(), minutes_due)
     if last or steps_due or minutes_due or stopping:
       watch.drain()
-      checkpoints.save(devices.unreplicate(state))
+      checkpoints.save(devices.unreplicate(state), watch.window)
       saved_at = time.monotonic()
       watch.restart_clock()
     if stopping and not last:
@@ -106,15 +108,26 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
   return state, results
 
 
+def _agreed(step: int, count: int, *wishes: bool) -> Sequence[bool]:
+  """What any of the processes wishes: all must do the same, so they ask each other; of single steps, now and then."""
+  if jax.process_count() == 1:
+    return wishes
+  if count == 1 and step % ASK_EVERY:
+    return (False,) * len(wishes)
+  return multihost_utils.process_allgather(np.array(wishes)).any(axis=0).tolist()
+
+
 def _calls(run: Run, step: int) -> Iterator[tuple[Callable, int]]:
   """(state -> (state, metrics), how many steps it makes), from `step` to the end of the run."""
   config, devices = run.config, run.devices
   settings = dict(seed=config.seed, ema=config.ema, probe=run.probe, axis_name=AXIS)
   update = make_update(run.method, run.optimizer, run.rate, run.augments, **settings)
   if not run.on_device:
+    met = set()  # broken images; each is met once an epoch
 
     def put(batch):
-      run.skipped['train'] += int(batch['replaced'].sum())
+      met.update(batch['broken'][batch['broken'] >= 0].tolist())
+      run.skipped['train'] = len(met)
       return devices.shard((batch['images'], batch['index']))
 
     one = devices.map(update, replicated=1, sharded=2, donate=(0,))
@@ -152,7 +165,7 @@ class Watch:
   def __init__(self, run: Run, rows, progress, checkpoints):
     self.run, self.rows, self.progress, self.checkpoints = run, rows, progress, checkpoints
     self.pending = collections.deque()
-    self.window = []  # metrics of the steps since the last row
+    self.window = checkpoints.unlogged()  # metrics of the steps since the last row
     self.restart_clock()
 
   def restart_clock(self) -> None:

@@ -1,10 +1,14 @@
 """pmap and shard_map give the same thing through one door, in one process and in two."""
 
+import contextlib
 import json
 import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -74,23 +78,45 @@ train.train(config.restore(__import__('json').loads(sys.argv[3]), base.get_confi
 """
 
 
-def test_two_processes_train_the_run_of_one(tmp_path):
-  """Two devices of one process, and two processes of one device each: the same losses and the same kNN."""
-  changes = {'steps': 4, 'checkpoint.every_steps': 2}
-  train.train(tiny(tmp_path, **changes, **{'parallel.devices': 2}), tmp_path / 'one')
-  chosen = tiny(tmp_path, **changes, **{'parallel.devices': 0})
-  arguments = [str(portpicker.pick_unused_port())], [json.dumps(chosen.to_dict()), str(tmp_path / 'two')]
+@contextlib.contextmanager
+def two_processes(chosen, workdir):
+  """Two processes of one device each, which train a run together."""
+  arguments = [str(portpicker.pick_unused_port())], [json.dumps(chosen.to_dict()), str(workdir)]
   environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
   pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
   commands = [[sys.executable, '-c', WORKER, *arguments[0], str(i), *arguments[1]] for i in range(2)]
   with subprocess.Popen(commands[0], **pipes) as first, subprocess.Popen(commands[1], **pipes) as second:
-    said = first.stdout.read(), second.stdout.read()
-  assert (first.returncode, second.returncode) == (0, 0), said
+    try:
+      yield first, second
+    finally:
+      first.kill(), second.kill()
+
+
+def test_two_processes_train_the_run_of_one(tmp_path):
+  """Two devices of one process, and two processes of one device each: the same losses and the same kNN."""
+  changes = {'steps': 4, 'checkpoint.every_steps': 2}
+  train.train(tiny(tmp_path, **changes, **{'parallel.devices': 2}), tmp_path / 'one')
+  with two_processes(tiny(tmp_path, **changes, **{'parallel.devices': 0}), tmp_path / 'two') as processes:
+    said = [process.communicate(timeout=120)[0] for process in processes]
+  assert [process.returncode for process in processes] == [0, 0], said
   one, two = records.read(tmp_path / 'one'), records.read(tmp_path / 'two')
   assert [row['step'] for row in one] == [row['step'] for row in two] == [1, 2, 3, 4, 4]
   for row, other in zip(one, two, strict=True):
     for name in {'loss', 'knn5'} & row.keys():
       np.testing.assert_allclose(other[name], row[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize('scan', [1, 2])
+def test_a_process_that_is_asked_to_stop_stops_all_and_everything_is_saved(tmp_path, scan):
+  changes = {'steps': 10_000, 'eval.k': (), 'parallel.devices': 0, 'parallel.steps_per_call': scan}
+  with two_processes(tiny(tmp_path, **changes), tmp_path / 'run') as processes:
+    while len(records.read(tmp_path / 'run')) < 3 and not any(process.poll() for process in processes):
+      time.sleep(0.1)
+    processes[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=120)[0] for process in processes]
+  stopped = [re.search(r'Interrupted: stopped at step (\d+) of 10000; saved', text) for text in said]
+  assert all(stopped), said
+  assert {int(found[1]) for found in stopped} == {int(path.name) for path in (tmp_path / 'run/checkpoints').iterdir()}
 
 
 def test_a_compiler_flag_of_the_user_stands(monkeypatch):

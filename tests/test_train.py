@@ -49,8 +49,9 @@ def tiny(tmp_path, **changes):
 def final(workdir, chosen):
   """(losses of every step, the last state) of a finished run."""
   losses = [row['loss'] for row in records.read(workdir) if 'loss' in row]
-  checkpoints = checkpoint.Checkpoints(workdir, chosen.to_dict())
-  state = checkpoints.restore(run.prepare(chosen).initial_state())
+  prepared = run.prepare(chosen)
+  checkpoints = checkpoint.Checkpoints(workdir, prepared.identity)
+  state = checkpoints.restore(prepared.initial_state())
   checkpoints.close()
   return losses, state
 
@@ -178,12 +179,35 @@ def test_every_row_s_metrics_are_means_of_their_window(reference, tmp_path):
   )
 
 
+def test_a_row_that_an_interruption_cut_in_two_is_whole(reference, tmp_path):
+  _, _, losses, _ = reference
+  chosen = tiny(tmp_path, **{'log.every_steps': 8})
+  with asked_to_stop_at(5), pytest.raises(train.Interrupted):
+    train.train(chosen, tmp_path / 'run')
+  train.train(chosen, tmp_path / 'run')
+  first = next(row for row in records.read(tmp_path / 'run') if 'loss' in row)
+  assert (first['step'], first['loss']) == (8, pytest.approx(np.mean(losses[:8]), rel=1e-6))
+
+
+def test_a_run_does_not_go_on_with_other_images(tmp_path):
+  chosen = tiny(tmp_path)
+  with asked_to_stop_at(2), pytest.raises(train.Interrupted):
+    train.train(chosen, tmp_path / 'run')
+  with np.load(tmp_path / 'data.npz') as stored:
+    arrays = dict(stored)
+  longer = {name: np.concatenate([x, x]) for name, x in arrays.items() if name.startswith('train')}
+  np.savez(tmp_path / 'data.npz', **arrays | longer)
+  with pytest.raises(ValueError, match=r'is of another config \(data.images = 128 here, 64 there\)'):
+    train.train(chosen, tmp_path / 'run')
+
+
 def test_a_run_that_diverges_stops_and_names_the_last_good_checkpoint(tmp_path):
   chosen = tiny(tmp_path, **{'optimizer.learning_rate': 1e18, 'checkpoint.every_steps': 1})
   with pytest.raises(train.Diverged, match=r'not finite at step \d+; the last good checkpoint is step \d'):
     train.train(chosen, tmp_path / 'run')
-  checkpoints = checkpoint.Checkpoints(tmp_path / 'run', chosen.to_dict())
-  kept = checkpoints.restore(run.prepare(chosen).initial_state())
+  prepared = run.prepare(chosen)
+  checkpoints = checkpoint.Checkpoints(tmp_path / 'run', prepared.identity)
+  kept = checkpoints.restore(prepared.initial_state())
   checkpoints.close()
   chex.assert_tree_all_finite(kept.params)
 

@@ -15,6 +15,7 @@ import shutil
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import grain
 import numpy as np
@@ -32,6 +33,17 @@ def order(seed, epoch, n):
   return permutation
 
 
+class Crop(NamedTuple):
+  """A random resized crop."""
+
+  scale: tuple[float, float] = (0.08, 1.0)
+  ratio: tuple[float, float] = (3 / 4, 4 / 3)
+  interpolation: str = 'bilinear'
+
+
+TWO_CROPS = (Crop(), Crop())
+
+
 @dataclasses.dataclass(frozen=True)
 class Loader:
   """The process's part of the batch of a step: slots `first`, ..., `first + local - 1` of the global batch."""
@@ -41,26 +53,25 @@ class Loader:
   batch_size: int
   first: int
   local: int
-  views: int
+  crops: tuple[Crop | None, ...]  # one a view; None: the centre square
   size: int
-  scale: tuple[float, float]
-  ratio: tuple[float, float]
   threads: int
 
   def __call__(self, step):
-    """-> images uint8 [b, V, S, S, 3]; index int32 [b], the position in the data; slot int32 [b]; replaced bool [b].
+    """-> images uint8 [b, V, S, S, 3]; index int32 [b], the position in the data; slot int32 [b]; broken int32 [b].
 
-    `replaced` marks a broken image whose place another one took; `index` is that of the image that was read.
+    `broken` is the position of a broken image whose place another one took, -1 elsewhere; `index` is that of the image
+    that was read.
     """
     epoch, batch = divmod(step, len(self.source) // self.batch_size)
     slots = np.arange(self.first, self.first + self.local)
     wanted = order(self.seed, epoch, len(self.source))[batch * self.batch_size + slots]
-    images = np.empty((self.local, self.views, self.size, self.size, 3), np.uint8)
+    images = np.empty((self.local, len(self.crops), self.size, self.size, 3), np.uint8)
     index = np.empty(self.local, np.int32)
 
     def fill(k):
       rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(step, int(slots[k]))))
-      uniforms = rng.random((self.views, augment.CROP_DRAWS))
+      uniforms = rng.random((len(self.crops), augment.CROP_DRAWS))
       images[k], index[k] = self.source.first_readable(int(wanted[k]), lambda image: self._crop(image, uniforms))
 
     if self.threads > 1:
@@ -69,22 +80,27 @@ class Loader:
     else:
       for k in range(self.local):
         fill(k)
-    return dict(images=images, index=index, slot=slots.astype(np.int32), replaced=index != wanted)
+    broken = np.where(index == wanted, -1, wanted).astype(np.int32)
+    return dict(images=images, index=index, slot=slots.astype(np.int32), broken=broken)
 
   def _crop(self, image, uniforms):
-    """V random resized crops of one image, each Pillow's crop and resize.  -> uint8 [V, S, S, 3]"""
+    """A crop of one image for each view, Pillow's crop and resize.  -> uint8 [V, S, S, 3]"""
     width, height = image.size
-    boxes = np.stack(augment.sample_crop(uniforms, height, width, self.scale, self.ratio), axis=-1)  # [V, 4]
+    boxes = []
+    for crop, u in zip(self.crops, uniforms, strict=True):
+      box = augment.sample_crop(u, height, width, crop.scale, crop.ratio) if crop else augment.center_box(height, width)
+      boxes.append([int(x) for x in box])
     # A JPEG can be decoded at 1/2, 1/4 or 1/8: done where every crop still has twice the pixels that it needs.
-    surplus = int(boxes[:, 2:].min()) // (2 * self.size)
+    surplus = min(min(h, w) for _, _, h, w in boxes) // (2 * self.size)
     if surplus >= 2:
       image.draft('RGB', (width // surplus, height // surplus))
     image = sources.rgb(image)
     x, y = image.width / width, image.height / height
     views = []
-    for top, left, h, w in boxes.tolist():
+    for crop, (top, left, h, w) in zip(self.crops, boxes, strict=True):
       part = image.crop((round(left * x), round(top * y), round((left + w) * x), round((top + h) * y)))
-      views.append(np.asarray(part.resize((self.size, self.size), Image.Resampling.BILINEAR)))
+      kernel = Image.Resampling[crop.interpolation.upper() if crop else 'BILINEAR']
+      views.append(np.asarray(part.resize((self.size, self.size), kernel)))
     return np.stack(views)
 
 
@@ -96,9 +112,7 @@ def batches(
   total_steps,
   size,
   start_step=0,
-  views=2,
-  scale=(0.08, 1.0),
-  ratio=(3 / 4, 4 / 3),
+  crops=TWO_CROPS,
   num_workers=0,
   process_index=0,
   process_count=1,
@@ -117,14 +131,12 @@ def batches(
     raise ValueError(f'batch_size {batch_size} is not divisible by the {process_count} processes; change one of them')
   local = batch_size // process_count
   threads = 1 if num_workers else os.cpu_count()
-  loader = Loader(
-    source, seed, batch_size, process_index * local, local, views, size, tuple(scale), tuple(ratio), threads
-  )
+  loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), size, threads)
   steps = grain.MapDataset.range(start_step, total_steps).map(loader)
   if not num_workers:
     return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
   _accept_flags()
-  _check_shared_memory(num_workers, 3 * local * views * size * size * 3)
+  _check_shared_memory(num_workers, 3 * local * len(crops) * size * size * 3)
   steps = steps.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
   return iter(steps.mp_prefetch(grain.MultiprocessingOptions(num_workers, per_worker_buffer_size=1), _start_worker))
 

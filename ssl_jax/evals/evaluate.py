@@ -166,7 +166,7 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
   run = prepare(config)
   evaluator = Evaluator(run)
   workdir = checkpoint.claim(workdir, config.to_dict())
-  checkpoints = checkpoint.Checkpoints(workdir, config.to_dict())
+  checkpoints = checkpoint.Checkpoints(workdir, run.identity)
   if checkpoints.latest() is None:
     raise ValueError(f'--workdir={str(workdir)!r} has no checkpoint yet: train first')
   state = checkpoints.restore(run.initial_state())

@@ -57,7 +57,7 @@ def test_an_epoch_visits_images_in_order_and_drops_the_last_few():
   np.testing.assert_array_equal(visited, expected)
   for batch in batches:
     assert batch['images'].shape == (4, 2, 16, 16, 3) and batch['images'].dtype == np.uint8
-    assert batch['index'].dtype == np.int32 and not batch['replaced'].any()
+    assert batch['index'].dtype == np.int32 and (batch['broken'] == -1).all()
     np.testing.assert_array_equal(batch['slot'], np.arange(4))
     np.testing.assert_array_equal(
       batch['images'][..., 2], np.broadcast_to(batch['index'][:, None, None, None], (4, 2, 16, 16))
@@ -65,7 +65,7 @@ def test_an_epoch_visits_images_in_order_and_drops_the_last_few():
 
 
 def test_crops_are_pillow_s_of_the_sampled_boxes():
-  batch = collect(source(), total_steps=2, views=3)[1]
+  batch = collect(source(), total_steps=2, crops=3 * (pipeline.Crop(),))[1]
   for slot in range(4):
     rng = np.random.default_rng(np.random.SeedSequence(3, spawn_key=(1, slot)))
     for view, uniforms in enumerate(rng.random((3, augment.CROP_DRAWS))):
@@ -76,7 +76,7 @@ def test_crops_are_pillow_s_of_the_sampled_boxes():
 
 
 def test_crops_have_the_area_and_the_ratio_that_were_asked_for():
-  batches = collect(source(), total_steps=40, batch_size=8, scale=(0.2, 0.5), ratio=(0.5, 2.0))
+  batches = collect(source(), total_steps=40, batch_size=8, crops=2 * [pipeline.Crop((0.2, 0.5), (0.5, 2.0))])
   images = np.concatenate([batch['images'] for batch in batches]).reshape(-1, 16, 16, 3).astype(float)
   # A column is the mean of width / 16 columns of the image: from the first to the last it covers 15/16 of the width.
   width = (images[:, 8, -1, 0] - images[:, 8, 0, 0]) * 16 / 15
@@ -91,9 +91,21 @@ def test_crops_have_the_area_and_the_ratio_that_were_asked_for():
 
 def test_the_whole_image_is_a_crop_too():
   data = sources.Arrays(np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3), np.uint8))
-  batch = collect(data, total_steps=1, scale=(1.0, 1.0), ratio=(1.0, 1.0))[0]
+  batch = collect(data, total_steps=1, crops=[pipeline.Crop((1.0, 1.0), (1.0, 1.0)), None])[0]
   for view in range(2):
     np.testing.assert_array_equal(batch['images'][:, view], data.items[batch['index']])
+
+
+def test_each_view_has_its_own_crop():
+  small = pipeline.Crop((0.05, 0.05), (1.0, 1.0), 'bicubic')
+  batch = collect(source(), total_steps=1, crops=[pipeline.Crop((1.0, 1.0), (4 / 3, 4 / 3)), small, None])[0]
+  width = (batch['images'][:, :, 8, -1, 0].astype(float) - batch['images'][:, :, 8, 0, 0]) * 16 / 15
+  np.testing.assert_allclose(width, np.broadcast_to([80, np.sqrt(0.05 * 60 * 80), 60], (4, 3)), atol=2.5)
+  rng = np.random.default_rng(np.random.SeedSequence(3, spawn_key=(0, 0)))
+  uniforms = rng.random((3, augment.CROP_DRAWS))[1]
+  top, left, height, width = (int(x) for x in augment.sample_crop(uniforms, 60, 80, small.scale, small.ratio))
+  part = Image.fromarray(coordinates(batch['index'][0])).crop((left, top, left + width, top + height))
+  np.testing.assert_array_equal(batch['images'][0, 1], part.resize((16, 16), Image.Resampling.BICUBIC))
 
 
 def test_a_run_resumes_at_any_step():
@@ -143,9 +155,9 @@ def test_a_broken_image_gives_its_place_to_the_next(tmp_path):
   path = tmp_path / 'train/2.png'
   path.write_bytes(path.read_bytes()[:-60])
   batch = collect(sources.load(data | dict(broken='skip'), 'train'), batch_size=6, total_steps=1)[0]
-  np.testing.assert_array_equal(batch['replaced'], whole['index'] == 2)
+  np.testing.assert_array_equal(batch['broken'], np.where(whole['index'] == 2, 2, -1))
   np.testing.assert_array_equal(batch['index'], np.where(whole['index'] == 2, 3, whole['index']))
-  good = ~batch['replaced']
+  good = batch['broken'] < 0
   np.testing.assert_array_equal(batch['images'][good], whole['images'][good])
   assert (batch['images'][~good][..., 2] == 120).all()  # the third channel of image 3
 
@@ -166,9 +178,8 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_and_stays_close(tmp_path, monkeyp
 
   def crops(size, decode):
     monkeypatch.setattr(JpegImagePlugin.JpegImageFile, 'draft', decode)
-    return collect(sources.load(data, 'train'), batch_size=1, total_steps=1, size=size, views=4)[0]['images'].astype(
-      int
-    )
+    settings = dict(batch_size=1, total_steps=1, size=size, crops=4 * [pipeline.Crop()])
+    return collect(sources.load(data, 'train'), **settings)[0]['images'].astype(int)
 
   def recorded(image, *arguments):
     draft(image, *arguments)
