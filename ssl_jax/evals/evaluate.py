@@ -68,14 +68,17 @@ class Evaluator:
     return accuracy
 
   def at_start(self, state: State) -> dict[str, float]:
-    """The untrained encoder's accuracy, and that of raw pixels: what learning has to beat."""
+    """The untrained encoder's accuracy, and that of raw pixels where they fit in memory: what learning has to beat."""
+    untrained = self.knn(self.run.devices.replicate(state))
+    if not self.run.on_device:
+      return untrained
     size = self.run.config.data.image_size
     pixels = []
     for source in (self.run.known, self.run.test):
       images, found = features.squares(source, np.arange(len(source)), size)
       pixels += [images.reshape(len(images), -1) / np.float32(255), source.labels[found]]
     raw = {f'{name}_pixels': value for name, value in self._accuracy(*pixels).items()}
-    return self.knn(self.run.devices.replicate(state)) | raw
+    return untrained | raw
 
   def all_features(self, state: State, folder: pathlib.Path) -> tuple[dict[str, judge.Space], judge.Labels]:
     """Both layers' features of all images and of views of some test images, kept in `folder`; the state is a host's."""
@@ -183,7 +186,13 @@ def _finetune(run: Run, state: State) -> dict:
   else:
     found = finetune.finetune(run, state, labels=choice.finetune, seeds=choice.seeds)
   what = 'linear with augmentation' if found['frozen'] else f'fine-tuned, labels: {found["labels"]}'
-  return {'finetune': found['top1'], 'finetune_std': found['top1_std'], 'finetune_protocol': what}
+  settings = {k: v for k, v in found.items() if k not in ('top1', 'top1_std', 'top5')}
+  return {
+    'finetune': found['top1'],
+    'finetune_std': found['top1_std'],
+    'finetune_protocol': what,
+    'finetune_settings': settings,
+  }
 
 
 def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:
