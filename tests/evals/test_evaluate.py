@@ -123,6 +123,70 @@ def test_evaluations_see_the_centre_that_the_config_names(tmp_path):
     assert not np.allclose(found[1.0][0], other, atol=1e-3)
 
 
+def with_features(tmp_path, found, **changes):
+  """The evaluator of a run, with features of the images that are given instead of an encoder's."""
+  evaluator = evaluate.Evaluator(run.prepare(tiny(tmp_path, **changes)))
+  evaluator.features = lambda state: found
+  return evaluator
+
+
+@pytest.mark.parametrize(
+  ('vote', 'temperature', 'right'),
+  [('cosine', 0.1, True), ('cosine', 1.0, False), ('majority', 0.1, False), ('distance', 1.0, True)],
+)
+def test_on_the_way_neighbours_vote_as_the_config_says(tmp_path, vote, temperature, right):
+  """One neighbour of the own class, very near, against two of another: similarities 1 and 0.8."""
+  bank, labels = np.array([[1, 0.03], [0.8, 0.6], [0.8, -0.6]], np.float32), np.array([1, 0, 0])
+  found = ({'backbone': bank}, labels), ({'backbone': np.array([[1, 0]], np.float32)}, np.array([1]))
+  changes = {'eval.k': (3,), 'eval.vote': vote, 'eval.temperature': temperature}
+  assert with_features(tmp_path, found, **changes).knn(None) == {'knn3': 100 * right}
+
+
+@pytest.fixture
+def layers(tmp_path, monkeypatch):
+  """layer -> (evaluator, the training image that is nearest to each test image there)"""
+  rng = np.random.default_rng(0)
+  draw = lambda count: {name: rng.normal(size=(count, 5)).astype(np.float32) for name in ('backbone', 'projector')}
+  bank, queries, labels = draw(64), draw(16), np.arange(80) % 4
+
+  def choose(layer, **changes):
+    found = (bank, labels[:64]), (queries, labels[64:])
+    evaluator = with_features(tmp_path, found, **{'eval.k': (1,), 'eval.features': layer}, **changes)
+    spaces = {name: judge.Space(bank[name], queries[name]) for name in bank}
+    evaluator.all_features = lambda state, folder: (spaces, judge.Labels(labels[:64], labels[64:]))
+    unit = bank[layer] / np.linalg.norm(bank[layer], axis=1, keepdims=True)
+    return evaluator, np.argmax(queries[layer] @ unit.T, axis=1)
+
+  monkeypatch.setattr(judge, 'judge', lambda *args, temperature: ({'temperature': temperature}, {}))
+  return choose
+
+
+@pytest.mark.parametrize('layer', ['backbone', 'projector'])
+def test_on_the_way_the_layer_is_the_config_s(layers, layer, tmp_path, monkeypatch):
+  evaluator, nearest = layers(layer)
+  assert evaluator.knn(None) == {'knn1': pytest.approx(100 * np.mean(nearest % 4 == np.arange(16) % 4))}
+  drawn = []
+  monkeypatch.setattr(evaluate.contact_sheet, 'draw', lambda rows, path: drawn.append(rows))
+  evaluator.draw_neighbours(tmp_path / 'neighbours.png')
+  np.testing.assert_array_equal(drawn[0][:, 1], evaluator.run.train.items[nearest[:4]])
+
+
+@pytest.mark.parametrize('layer', ['backbone', 'projector'])
+def test_the_neighbours_at_the_end_are_of_the_config_s_layer(layers, layer, tmp_path):
+  evaluator, nearest = layers(layer)
+  evaluator.judge(evaluator.run.initial_state(), tmp_path)
+  with np.load(tmp_path / 'evaluation.npz') as arrays:
+    np.testing.assert_array_equal(arrays['neighbours'][:, 1], evaluator.run.train.items[nearest[:4]])
+
+
+def test_a_run_is_judged_at_the_temperature_of_its_step(layers, tmp_path):
+  evaluator, _ = layers('backbone', steps=20, temperature=dict(name='linear_schedule', start=0.1, end=0.5))
+  state = evaluator.run.initial_state()
+  for step, tau in ((0, 0.1), (5, 0.2), (20, 0.5)):
+    found = evaluator.judge(state.replace(step=np.int32(step)), tmp_path)
+    assert found['temperature'] == pytest.approx(tau)
+
+
 def given(tmp_path, **changes):
   """An .npz file of features, two clear classes and one that overlaps with both."""
   rng = np.random.default_rng(0)
@@ -147,13 +211,14 @@ def settings(**changes):
 @pytest.mark.parametrize('protocol', ['', 'ridge', 'cacr_small'])
 def test_anyone_s_features_are_judged_alike(tmp_path, protocol):
   path, x = given(tmp_path)
-  chosen = settings(**{'eval.file': str(path), 'eval.linear': protocol})
+  chosen = settings(**{'eval.file': str(path), 'eval.linear': protocol, 'eval.seeds': (1, 2)})
   results = evaluate.evaluate(chosen, tmp_path / 'out')
   data = (x['train_features'], x['train_labels'], x['test_features'], x['test_labels'])
   assert results['knn5'] == knn.accuracy(*data, k=(5,))['knn5']
   assert ('linear' in results) == bool(protocol)
   if protocol == 'cacr_small':
-    assert results['linear'] == linear.probe(*data, protocol, seeds=(0,)).report['top1']
+    report = linear.probe(*data, protocol, seeds=(1, 2)).report
+    assert (results['linear'], results['linear_std']) == (report['top1'], report['top1_std'])
   assert results['measures']['backbone']['rankme'] == metrics.rankme(x['test_features'])
   assert json.loads((tmp_path / 'out' / 'evaluation.json').read_text()) == results
 

@@ -5,10 +5,12 @@ import functools
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ssl_jax import run
+from ssl_jax.data import augment
 from ssl_jax.evals import evaluate, features, finetune, linear
 from tests.test_train import tiny
 
@@ -23,11 +25,11 @@ def prepared(tmp_path_factory):
   return parts, parts(1).initial_state()
 
 
-def fit(prepared, devices, protocol, *, frozen):
+def fit(prepared, devices, protocol, *, frozen, images=slice(None)):
   parts, state = prepared
   chosen = parts(devices)
-  labels = chosen.train.labels
-  _, fitted = finetune._fit(chosen, state, chosen.train, labels, 4, protocol, frozen, 0)
+  source = chosen.train.subset(np.arange(len(chosen.train))[images])
+  _, fitted = finetune._fit(chosen, state, source, source.labels, 4, protocol, frozen, 0)
   return chosen.devices.unreplicate((fitted['params'], fitted['stats']))
 
 
@@ -125,6 +127,72 @@ def test_without_augmentation_a_frozen_step_is_the_papers_formula(prepared, monk
   np.testing.assert_allclose(params['head']['bias'], -2.0 * error.mean(axis=0), rtol=1e-3, atol=1e-5)
 
 
+def test_fine_tuning_steps_are_those_of_the_classes_mean_loss(prepared, monkeypatch):
+  """Two full batches of unequal classes, the second at a tenth of the rate; momentum 0.9 over all weights."""
+  parts, state = prepared
+  chosen = parts(1)
+  monkeypatch.setattr(
+    finetune, '_crops_and_flips', lambda config: (lambda key, image: chosen.normalize(image), chosen.normalize)
+  )
+  kept = np.flatnonzero(np.arange(64) // 4 < np.array([16, 8, 4, 2])[chosen.train.labels])
+  found, _ = fit(prepared, 1, linear.Protocol('', 'sgd', 0.5, 30, 2, (1,), 0.1), frozen=False, images=kept)
+  images, labels = jax.vmap(chosen.normalize)(chosen.train.items[kept]), chosen.train.labels[kept]
+  assert np.bincount(labels).tolist() == [16, 8, 4, 2]
+  encoder = chosen.method.network.encoder.clone(axis_name=None)
+
+  def loss(params, stats):
+    variables = {'params': params['encoder'], 'batch_stats': stats}
+    x, changed = encoder.apply(variables, images, train=True, mutable=['batch_stats'])
+    right = jax.nn.log_softmax(x @ params['head']['kernel'] + params['head']['bias'][None])[np.arange(30), labels]
+    return -jnp.mean(jnp.stack([right[labels == c].mean() for c in range(4)])), changed['batch_stats']
+
+  gradient = jax.jit(jax.grad(loss, has_aux=True))
+  kernel = linear.initial_kernels([0], 8, 4)[0]
+  params = {'encoder': state.params['network']['encoder'], 'head': {'kernel': kernel, 'bias': np.zeros(4, np.float32)}}
+  first, stats = gradient(params, state.batch_stats['encoder'])
+  params = jax.tree.map(lambda p, g: p - 0.5 * g, params, first)
+  second, _ = gradient(params, stats)
+  params = jax.tree.map(lambda p, g, before: p - 0.05 * (g + 0.9 * before), params, second, first)
+  chex.assert_trees_all_close(found, params, rtol=1e-3, atol=1e-4)
+
+
+def test_colours_stay_as_they_are(prepared, tmp_path):
+  """Only the crop and the flip of the run's augmentation are left."""
+  parts, _ = prepared
+  names = ('jitter', 'grey', 'blur', 'solarize', 'cutout', 'rotation', 'noise')
+  changed, _ = finetune._crops_and_flips(
+    tiny(tmp_path, augment=dict(name='dystress_cifar', **dict.fromkeys(names, 1.0)))
+  )
+  plain = augment.make(dict(size=12, crop=True, flip=0.5, **augment.MEAN_STD['cifar10']))
+  keys, images = jax.random.split(jax.random.key(0), 8), parts(1).train.items[:8]
+  views = (jax.jit(jax.vmap(view))(keys, images) for view in (changed, plain))
+  np.testing.assert_allclose(*views, atol=1e-6)
+
+
+def test_test_images_are_classified_with_running_statistics(prepared, monkeypatch):
+  """The labels are what a classifier answers with them: it is never wrong."""
+  parts, state = prepared
+  chosen = parts(1)
+  encoder, stats = state.params['network']['encoder'], state.batch_stats['encoder']
+  images = jax.vmap(chosen.normalize)(chosen.test.items)
+  x = np.asarray(jax.jit(chosen.method.features)(state.params, state.batch_stats, images)['backbone'])
+  kernel = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+  head = {'kernel': kernel, 'bias': -x.mean(axis=0) @ kernel}
+  monkeypatch.setattr(chosen.test, 'labels', np.argmax(x @ kernel + head['bias'], axis=1))
+  model = finetune._Classifier(chosen, False, np.zeros(8, np.float32), np.float32(1))
+  fitted = chosen.devices.replicate({'params': {'encoder': encoder, 'head': head}, 'stats': stats})
+  monkeypatch.setattr(finetune, '_fit', lambda *args: (model, fitted))
+  assert finetune.finetune(chosen, state)['top1'] == 100
+
+
+def test_each_seed_is_a_classifier(prepared, monkeypatch):
+  parts, state = prepared
+  hits = lambda *args: (np.arange(10) < args[-1], np.arange(10) <= args[-1])
+  monkeypatch.setattr(finetune, '_one_seed', hits)
+  found = finetune.finetune(parts(1), state, seeds=(3, 5))
+  assert (found['top1'], found['top1_seeds'], found['top5']) == (40, [30, 50], 50)
+
+
 def test_evaluations_fine_tune_by_config(prepared, monkeypatch):
   parts, state = prepared
   chosen = parts(1)
@@ -136,10 +204,11 @@ def test_evaluations_fine_tune_by_config(prepared, monkeypatch):
     return {**report, 'frozen': frozen, 'labels': labels}
 
   monkeypatch.setattr(finetune, 'finetune', record)
+  monkeypatch.setitem(chosen.config.eval, 'seeds', (2, 3))
   for choice in ('5-shot', 'linear'):
     monkeypatch.setitem(chosen.config.eval, 'finetune', choice)
     assert evaluate._finetune(chosen, state)['finetune'] == 50.0
   assert asked == [
-    ('5-shot', finetune.FULL, False, (0,)),
-    ('all', linear.PROTOCOLS['supervised_cifar'], True, (0,)),
+    ('5-shot', finetune.FULL, False, (2, 3)),
+    ('all', linear.PROTOCOLS['supervised_cifar'], True, (2, 3)),
   ]
