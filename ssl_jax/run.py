@@ -164,6 +164,7 @@ def augments_of(config, on_device: bool):
   """The augmentation of each view, the view that evaluations take, and the way back to pixels."""
   common = dict(size=config.data.image_size) | ({} if on_device else dict(crop=False))  # the host has cropped already
   settings = _settings(config) | common
+  augment.validate(dict(config.augment_other), 'augment_other')
   other = settings | dict(config.augment_other)
   small = dict(size=config.small_crops.size, crop_scale=config.small_crops.scale)
   augments = [augment.make(other if v % 2 else settings) for v in range(config.views)]

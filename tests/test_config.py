@@ -132,6 +132,15 @@ def test_the_difference_of_two_runs_is_named_and_harmless_keys_are_not():
   assert config.difference(one.to_dict(), other.to_dict()) == 'optimizer.learning_rate = 0.5 here, 0.06 there'
 
 
+def test_which_keys_may_change_in_a_resumed_run():
+  flat = config.flatten(base.get_config()) | {'augment_other.solarize': 0.2, 'method.queue': 128}
+  name = lambda key: key if key.startswith('data.') else key.partition('.')[0]
+  free = [key for key in flat if config.difference(flat, flat | {key: 'changed'}) is None]
+  harmless = {'data.path', 'data.workers', 'parallel', 'checkpoint', 'log', 'eval'}
+  assert {name(key) for key in free} == harmless
+  assert not {name(key) for key in flat.keys() - set(free)} & harmless
+
+
 def test_a_config_survives_json():
   chosen = config.load('configs/cifar10.py:dystress')
   saved = json.loads(json.dumps(chosen.to_dict()))

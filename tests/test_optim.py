@@ -12,6 +12,7 @@ import torch
 
 from configs import base
 from ssl_jax import optim
+from ssl_jax.models.vit import ViT
 
 
 def section(**changes):
@@ -58,7 +59,8 @@ def test_sgd_is_torch_s():
 @pytest.mark.parametrize('exempt', [True, False])
 def test_lars_is_its_paper_s_loop(exempt):
   rate, momentum, decay, trust = 4.0, 0.9, 1e-2, 0.001
-  ours = train(optim.lars(lambda _: rate, momentum=momentum, weight_decay=decay, exempt=exempt), weights(), 5)
+  optimizer = section(name='lars', momentum=momentum, weight_decay=decay, exempt=exempt)
+  ours = train(optim.create(optimizer, lambda _: rate), weights(), 5)
   expected = {k: v.astype(np.float64) for k, v in weights().items()}
   velocity = {k: np.zeros_like(v) for k, v in expected.items()}
   for _ in range(5):
@@ -89,6 +91,35 @@ def test_adamw_exempts_biases():
   updates, _ = optimizer.update(grads, optimizer.init(zero_gradient), zero_gradient)
   np.testing.assert_allclose(updates['kernel'], -0.05, rtol=1e-6)
   np.testing.assert_array_equal(updates['bias'], 0.0)
+
+
+def moved_by_decay(optimizer, params):
+  """Whether each parameter moves where no gradient is."""
+  update = lambda params: optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)[0]
+  return jax.tree.map(lambda x: bool(np.any(x)), jax.jit(update)(params))
+
+
+NAMES = pytest.mark.parametrize('name', ['sgd', 'lars', 'adamw'])
+EXEMPT = pytest.mark.parametrize('exempt', [True, False])
+
+
+@NAMES
+@EXEMPT
+def test_biases_are_exempt_where_asked(name, exempt):
+  optimizer = optim.create(section(name=name, weight_decay=0.1, exempt=exempt), lambda _: 0.5)
+  assert moved_by_decay(optimizer, weights()) == {'kernel': True, 'bias': not exempt}
+
+
+@NAMES
+@EXEMPT
+def test_the_frozen_patch_projection_of_a_vit_is_never_decayed(name, exempt):
+  model = ViT(patch=4, width=8, depth=1, heads=2)
+  shapes = jax.eval_shape(lambda key: model.init(key, jnp.zeros((1, 8, 8, 3)), train=False), jax.random.key(0))
+  params = {'network': {'encoder': jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes['params'])}}
+  optimizer = optim.create(section(name=name, weight_decay=0.1, exempt=exempt), lambda _: 0.5)
+  moved = moved_by_decay(optimizer, params)['network']['encoder']
+  assert moved['patch_embed'] == {'kernel': False, 'bias': False}
+  assert moved['blocks_0']['qkv'] == {'kernel': True, 'bias': not exempt}
 
 
 def test_a_learned_temperature_is_never_decayed():

@@ -339,11 +339,11 @@ _RULES = dict(
 )
 
 
-def validate(settings: Mapping[str, Any]) -> dict[str, Any]:
+def validate(settings: Mapping[str, Any], section: str = 'augment') -> dict[str, Any]:
   """The settings with `OFF` for those not given; ValueError for a key or a value that cannot be."""
   for key in settings:
     if key not in OFF:
-      raise ValueError(f'augment.{key} = {settings[key]!r} does not exist: {nearest(key, OFF)}')
+      raise ValueError(f'{section}.{key} = {settings[key]!r} does not exist: {nearest(key, OFF)}')
   settings = {**OFF, **settings}
   for key, (holds, mend) in _RULES.items():
     try:
@@ -351,7 +351,7 @@ def validate(settings: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError, IndexError):  # a value of another type
       valid = False
     if not valid:
-      raise ValueError(f'augment.{key} = {settings[key]!r}: {mend}')
+      raise ValueError(f'{section}.{key} = {settings[key]!r}: {mend}')
   return settings
 
 

@@ -186,13 +186,8 @@ def _finetune(run: Run, state: State) -> dict:
   else:
     found = finetune.finetune(run, state, labels=choice.finetune, seeds=choice.seeds)
   what = 'linear with augmentation' if found['frozen'] else f'fine-tuned, labels: {found["labels"]}'
-  settings = {k: v for k, v in found.items() if k not in ('top1', 'top1_std', 'top5')}
-  return {
-    'finetune': found['top1'],
-    'finetune_std': found['top1_std'],
-    'finetune_protocol': what,
-    'finetune_settings': settings,
-  }
+  numbers = {'finetune': found['top1'], 'finetune_std': found['top1_std']}
+  return {**numbers, 'finetune_protocol': what, 'finetune_settings': linear.settings_of(found)}
 
 
 def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:

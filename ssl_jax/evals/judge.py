@@ -64,7 +64,7 @@ def accuracies(space: Space, labels: Labels, settings: Mapping) -> tuple[dict, d
     else:
       found = {'logistic': linear.logistic, 'ridge': linear.ridge}[name](*data)
     numbers |= {'linear': found.report['top1'], 'linear_std': found.report['top1_std']}
-    numbers['linear_settings'] = {k: v for k, v in found.report.items() if k not in ('top1', 'top1_std', 'top5')}
+    numbers['linear_settings'] = linear.settings_of(found.report)
     if 5 in topk:
       numbers['linear_top5'] = found.report['top5']
     predictions['linear'] = found.predictions[0]

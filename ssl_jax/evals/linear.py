@@ -7,7 +7,7 @@ features, then suit any encoder's (our choice).
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -164,6 +164,12 @@ def _prepare(train_x, test_x, *, scale):
   if scale == 'coordinate':
     square /= train_x.shape[1]
   return tuple((x - mean) / jnp.sqrt(jnp.maximum(square, 1e-24)) for x in (train_x, test_x))
+
+
+def settings_of(report: Mapping) -> dict:
+  """How a classifier was trained: what a report says beside its accuracies, as JSON has it."""
+  told = {key: value for key, value in report.items() if key not in ('top1', 'top1_std', 'top5')}
+  return {key: list(value) if isinstance(value, tuple) else value for key, value in told.items()}
 
 
 def _result(report, params, test_x, test_y) -> Result:

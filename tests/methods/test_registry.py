@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from configs import base, cifar10
@@ -34,6 +35,14 @@ def test_every_recipe_builds(name):
 
 def test_every_method_has_a_recipe():
   assert {cifar10.get_config(name).method.name for name in cifar10.VARIANTS} == set(methods.METHODS)
+
+
+@pytest.mark.parametrize(('period', 'epochs'), [(4, 4), (None, 10)])
+def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
+  method = create({'temperature': dict(name='cosine_schedule', tau_min=0.1, tau_max=1.0, period=period)})
+  steps = np.array([0, 5, 10, 20, 35])
+  expected = 0.1 + 0.9 * (1 + np.cos(2 * np.pi * steps / 10 / epochs)) / 2
+  np.testing.assert_allclose([method.temperature.at({}, step) for step in steps], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,14 @@ def linear(width):
   return heads.MLP(features=(width,), batch_norm='none', last_bias=False)
 
 
-def build(name, loss='info_nce', parameters=(), tau=TAU, views=2, batch=BATCH, width=D, axis_name=AXIS, **fields):
+def build(
+  name, loss='info_nce', parameters=(), tau=TAU, views=2, batch=BATCH, width=D, head=None, axis_name=AXIS, **fields
+):
   kind = methods.METHODS[name]
   predictor = {'prototypes': heads.Prototypes(6), None: None}.get(kind.predictor, linear(width))
   function = kind.accepts[loss]
   return kind(
-    network=Network(Colour(), linear(width), predictor),
+    network=Network(Colour(), head or linear(width), predictor),
     contrast=losses.Loss(function, dict(parameters)) if kind.accepts is losses.CONTRASTIVE else function,
     temperature=temperature.from_config(tau),
     plan=Plan(batch_size=batch, examples=EXAMPLES, views=views, steps_per_epoch=EXAMPLES // batch, total_steps=STEPS),
@@ -136,6 +138,13 @@ def test_queue_and_momentum_encoder_of_moco(devices, queue):
       close(found, expected)
 
 
+@pytest.mark.parametrize('symmetric', [False, True])
+def test_the_keys_of_the_last_large_view_enter_the_queue(symmetric):
+  states, _ = trace('moco', 1, queue=16, momentum=0.7, views=3, small=1, symmetric=symmetric)
+  for step, ((views, _), slow) in enumerate(zip(batches(3, small=1), slow_weights(states, 0.7), strict=True)):
+    close(states[step + 1].extra['keys'], unit(project(slow, views[2])))
+
+
 @DEVICES
 @pytest.mark.parametrize('negatives', [0, 7])
 def test_the_memory_bank(devices, negatives):
@@ -169,6 +178,17 @@ def test_sampled_negatives_follow_from_the_key_of_the_step():
   assert abs(value(1) - value(2)) > 1e-3
 
 
+def test_each_step_draws_negatives_of_its_own():
+  method = build('memory_bank', negatives=7, axis_name=None)
+  params, batch_stats, extra = method.init(jax.random.key(0), jnp.zeros((2, 4, 4, 3)))
+  optimizer = optax.sgd(RATE)
+  update = make_update(method, optimizer, lambda step: RATE, [lambda key, view: view] * 2, seed=0)
+  state = lambda step: State(step, params, batch_stats, extra, optimizer.init(params))
+  value = jax.jit(lambda step: update(state(step), *next(batches(2)))[1]['loss'])
+  assert value(1) == value(1)
+  assert abs(value(1) - value(2)) > 1e-3
+
+
 @DEVICES
 def test_centre_and_momentum_encoder_of_dino(devices):
   settings = dict(loss='dino', momentum=0.8, final_momentum=1.0, centre_momentum=0.6, teacher_temperature=0.1)
@@ -188,6 +208,34 @@ def test_centre_and_momentum_encoder_of_dino(devices):
     close(states[step + 1].extra['centre'], centre)
     for found, expected in zip(matrices(states[step + 1].extra['momentum']), slow, strict=True):
       close(found, expected)
+
+
+@pytest.mark.parametrize(('step', 'expected'), [(3, 0.1), (9, 0.15)])
+def test_the_teacher_temperature_of_dino_follows_its_schedule(step, expected):
+  def value(teacher_temperature):
+    method = build('dino', loss='dino', teacher_temperature=teacher_temperature, axis_name=None)
+    params, batch_stats, extra = method.init(jax.random.key(0), jnp.zeros((2, 4, 4, 3)))
+    inputs = methods.Inputs(*next(batches(2)), jnp.int32(step), jax.random.key(0))
+    return jax.jit(method.loss)(params, batch_stats, extra, inputs)[0]
+
+  schedule = dict(name='linear_schedule', start=0.05, end=0.15, epochs=2)
+  np.testing.assert_allclose(value(schedule), value(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('name', 'part', 'head'),
+  [('dino', 'projector', heads.DINOHead(features=(5, D), prototypes=6)), ('swav', 'predictor', None)],
+)
+def test_prototypes_are_frozen_at_first(name, part, head):
+  states, _ = trace(name, 1, loss=name, freeze_epochs=2, head=head)
+  steps = 2 * EXAMPLES // BATCH
+  networks = [state.params['network'] for state in states]
+  prototypes = [network[part].get('prototypes', network[part])['kernel'] for network in networks]
+  moved = [(a != b).any() for a, b in itertools.pairwise(prototypes)]
+  assert moved == [False] * steps + [True] * (STEPS - steps)
+  assert all(
+    (a['encoder']['fc']['kernel'] != b['encoder']['fc']['kernel']).any() for a, b in itertools.pairwise(networks)
+  )
 
 
 @DEVICES
@@ -294,29 +342,66 @@ def test_cacr_on_moco_is_algorithm_3(devices):
       close((old - new) / RATE, gradient)
 
 
+def check_step(states, values, step, loss):
+  """The value is that of `loss`, a torch function of the matrices, and the step is down its gradient."""
+  before, after = (matrices(states[s].params['network']) for s in (step, step + 1))
+  weights = [torch.tensor(w, requires_grad=True) for w in before]
+  expected = loss(weights)
+  expected.backward()
+  np.testing.assert_allclose(values[step], expected.item(), rtol=2e-4, atol=1e-5)
+  for old, new, weight in zip(before, after, weights, strict=True):
+    close((old - new) / RATE, weight.grad)
+
+
+def torch_predict(weights, view):
+  """The unit prediction of a view, by the matrices of `matrices`."""
+  colour = torch.tensor(np.float64(view).mean(axis=(1, 2)))
+  return torch.nn.functional.normalize(colour @ weights[0] @ weights[1] @ weights[2], dim=1)
+
+
 @DEVICES
 def test_moco_v3_is_its_loop(devices):
   states, values = trace('moco_v3', devices, momentum=0.7)
   for step, ((views, _), slow) in enumerate(zip(batches(2), slow_weights(states, 0.7, 1.0), strict=True)):
-    weights = matrices(states[step].params['network'])
-    queries = [unit(project(weights, view) @ weights[2]) for view in views]
-    keys = [unit(project(slow, view)) for view in views]
-    directions = []
-    for query, key in ((queries[0], keys[1]), (queries[1], keys[0])):
-      logits = query @ key.T / TAU
-      directions.append(np.mean(np.log(np.exp(logits).sum(axis=1)) - np.diag(logits)))
-    np.testing.assert_allclose(values[step], np.mean(directions), rtol=2e-4)
+    keys = [torch.tensor(unit(project(slow, view))) for view in views]
+
+    def loss(weights, views=views, keys=keys):
+      logits = [torch_predict(weights, views[v]) @ keys[1 - v].T / TAU for v in range(2)]
+      return sum(torch.nn.functional.cross_entropy(x, torch.arange(BATCH)) for x in logits) / 2
+
+    check_step(states, values, step, loss)
 
 
 @pytest.mark.parametrize('name', ['byol', 'simsiam'])
 def test_byol_and_simsiam_are_their_loops(name):
   states, values = trace(name, 1, loss=name, tau=None, **({'momentum': 0.7} if name == 'byol' else {}))
   for step, ((views, _), slow) in enumerate(zip(batches(2), slow_weights(states, 0.7, 1.0), strict=True)):
-    weights = matrices(states[step].params['network'])
-    predictions = [unit(project(weights, view) @ weights[2]) for view in views]
-    targets = [unit(project(slow if name == 'byol' else weights, view)) for view in views]
-    cosine = np.mean([np.sum(predictions[v] * targets[1 - v], axis=1).mean() for v in range(2)])
-    np.testing.assert_allclose(values[step], 2 - 2 * cosine if name == 'byol' else -cosine, rtol=2e-4, atol=1e-5)
+    target = slow if name == 'byol' else matrices(states[step].params['network'])
+    targets = [torch.tensor(unit(project(target, view))) for view in views]
+
+    def loss(weights, views=views, targets=targets):
+      cosine = sum((torch_predict(weights, views[v]) * targets[1 - v]).sum(dim=1).mean() for v in range(2)) / 2
+      return 2 - 2 * cosine if name == 'byol' else -cosine
+
+    check_step(states, values, step, loss)
+
+
+@pytest.mark.parametrize('name', ['simclr', 'cmc', 'moco', 'moco_v3', 'memory_bank'])
+def test_the_logged_temperature_is_the_mean_of_the_positives(name):
+  low, high = 0.1, 0.9
+  fields = dict(queue=16) if name == 'moco' else {}
+  method = build(name, tau=dict(name='linear', tau_min=low, tau_max=high), axis_name=None, **fields)
+  params, batch_stats, extra = method.init(jax.random.key(0), jnp.zeros((2, 4, 4, 3)))
+  views, index = next(batches(2))
+  inputs = methods.Inputs(views, index, jnp.int32(0), jax.random.key(0))
+  _, outputs = jax.jit(method.loss)(params, batch_stats, extra, inputs)
+  weights = matrices(params['network'])
+  keys = [unit(project(weights, view)) for view in views]
+  queries = [unit(project(weights, view) @ weights[2]) for view in views] if name == 'moco_v3' else keys
+  if name == 'memory_bank':
+    keys = [extra['bank'][index]] * 2
+  positives = np.concatenate([np.sum(queries[v] * keys[1 - v], axis=1) for v in range(2)])
+  close(outputs.metrics['tau'], np.mean(low + (high - low) * np.abs(positives)))
 
 
 def test_the_queue_costs_what_the_arithmetic_says():

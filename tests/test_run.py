@@ -1,0 +1,47 @@
+"""What a config makes of each view of an image."""
+
+import jax
+import numpy as np
+import pytest
+
+from ssl_jax import run
+from tests.test_train import tiny
+
+
+def views(tmp_path, image, examples=1, **changes):
+  """The views of each of several examples of the same image, [examples, size, size, 3] each."""
+  augments = run.prepare(tiny(tmp_path, **changes)).augments
+  keys = jax.random.split(jax.random.key(0), examples)
+  return [np.asarray(jax.jit(jax.vmap(augment, in_axes=(0, None)))(keys, image)) for augment in augments]
+
+
+def test_every_second_view_has_the_other_augmentation(tmp_path):
+  image = np.random.default_rng(0).integers(256, size=(12, 12, 3), dtype=np.uint8)
+  inverted = dict(solarize=1.0, solarize_threshold=0.0)
+  found = views(tmp_path, image, augment=dict(name='none'), augment_other=inverted, views=4)
+  plain = image / 255
+  np.testing.assert_allclose(found, [[plain], [1 - plain], [plain], [1 - plain]], atol=1e-6)
+
+
+def test_a_mistake_in_the_other_augmentation_is_named(tmp_path):
+  with pytest.raises(ValueError, match=r'^augment_other\.solarise = 0\.1 does not exist: did you mean .solarize'):
+    run.prepare(tiny(tmp_path, augment_other=dict(solarise=0.1)))
+
+
+def test_small_crops_are_small_in_pixels_and_in_area(tmp_path):
+  ramp = np.broadcast_to(4 * np.arange(60), (60, 60))
+  image = np.stack([ramp, ramp.T, ramp], axis=2).astype(np.uint8)
+  changes = dict(augment=dict(name='none', crop=True, crop_scale=(0.4, 0.9)), small_crops=dict(number=2, size=6))
+  found = views(tmp_path, image, 32, **changes, **{'small_crops.scale': (0.05, 0.14)})
+  assert [view.shape for view in found] == [(32, 12, 12, 3)] * 2 + [(32, 6, 6, 3)] * 2
+
+  def areas(view):
+    """The share of the image's area that each crop shows, by the slope of the ramps in its middle."""
+    n, middle = view.shape[1], view.shape[1] // 2
+    width = view[:, middle, middle, 0] - view[:, middle, middle - 1, 0]
+    height = view[:, middle, middle, 1] - view[:, middle - 1, middle, 1]
+    return width * height * (n * 255 / 240) ** 2
+
+  for view, (low, high) in zip(found, [(0.4, 0.9)] * 2 + [(0.05, 0.14)] * 2, strict=True):
+    assert (areas(view) > 0.9 * low).all() and (areas(view) < 1.1 * high).all()
+    assert np.ptp(areas(view)) > (high - low) / 2
