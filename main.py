@@ -56,6 +56,10 @@ def main(argv):
     run(argv[1:])
   except (train.Diverged, train.Interrupted) as error:
     sys.exit(f'ssl_jax: {error}')
+  except KeyboardInterrupt:
+    sys.exit('ssl_jax: interrupted; what was saved before is there, and the same command goes on from it')
+  except OSError as error:
+    sys.exit(f'ssl_jax: {error}')
   except ValueError as error:
     # A mistake that this project found is told in one line; whatever a library raises keeps its traceback.
     raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)

@@ -10,6 +10,7 @@ import re
 from ml_collections import ConfigDict
 
 from ssl_jax.config import override
+from ssl_jax.names import nearest
 
 
 def get_config(arg=''):
@@ -110,6 +111,6 @@ def options(config, arg, variants=None):
       for name, changed in variants[key].items():
         override(config, name, changed)
     else:
-      known = ', '.join(sorted(variants or {})) or 'none'
-      raise ValueError(f'option {option!r} is neither key=value nor a variant of this config (it has: {known})')
+      mend = nearest(option, sorted(variants or {}))
+      raise ValueError(f'option {option!r} is neither key=value nor a variant of this config: {mend}')
   return config

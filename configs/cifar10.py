@@ -2,7 +2,7 @@
 
   python main.py --config=configs/cifar10.py --workdir=runs/cifar10
 
-One GPU (H200): about 5 minutes. kNN-200 at the last epoch: 84 or more.
+One GPU (H200): about 6 minutes. kNN-200 at the last epoch: 84 or more.
 Variants: `--config=configs/cifar10.py:dystress`, `:dystress,seed=1`, and so on; see VARIANTS. They combine, the later
 over the earlier: `:moco,dystress`, `:dcl,dystress`, `:simsiam,multi_crop`, `:byol,ema`.
 """

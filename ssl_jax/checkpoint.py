@@ -15,7 +15,7 @@ from ssl_jax.state import State
 
 def writable(workdir: str | os.PathLike) -> pathlib.Path:
   """The directory, made where it was not, or an error that says why it cannot be written."""
-  workdir = pathlib.Path(workdir).absolute()
+  workdir = pathlib.Path(workdir).expanduser().absolute()
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=workdir):
@@ -26,20 +26,26 @@ def writable(workdir: str | os.PathLike) -> pathlib.Path:
     ) from None
 
 
-def claim(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
-  """Makes the workdir this run's own: writes config.json, or refuses a directory that another run has."""
+def check(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
+  """The workdir, or an error where another run has it; a run that has saved nothing yet has no claim to it."""
   workdir = writable(workdir)
-  file = workdir / 'config.json'
-  if file.exists() and (differs := difference(read_config(workdir), config)):
+  saved = any((workdir / 'checkpoints').glob('[0-9]*'))
+  if saved and (workdir / 'config.json').exists() and (differs := difference(read_config(workdir), config)):
     raise ValueError(f'--workdir={str(workdir)!r} holds a run of another config ({differs}): give another directory')
+  return workdir
+
+
+def claim(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
+  """Makes the workdir this run's own: writes config.json."""
+  workdir = check(workdir, config)
   if jax.process_index() == 0:
-    write_text(file, json.dumps(config, indent=2) + '\n')
+    write_text(workdir / 'config.json', json.dumps(config, indent=2) + '\n')
   return workdir
 
 
 def read_config(workdir: str | os.PathLike) -> dict:
   """The config of the run in a workdir."""
-  file = pathlib.Path(workdir) / 'config.json'
+  file = pathlib.Path(workdir).expanduser() / 'config.json'
   if not file.exists():
     raise ValueError(f'--workdir={str(workdir)!r} holds no run (no config.json): train there first')
   return json.loads(file.read_text())
@@ -79,17 +85,28 @@ class Checkpoints:
   def restore(self, like: State) -> State:
     """The newest state, with the shapes and types of `like`; refuses one that another config made."""
     step = self.latest()
-    saved = self.manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore()))['config']
+    saved = self._read(step, config=ocp.args.JsonRestore())
     if differs := difference(saved, self.config):
       raise ValueError(f'checkpoint {step} in {self.manager.directory} is of another config ({differs})')
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(like))
-    return self.manager.restore(step, args=args)['state']
+    return self._read(step, state=ocp.args.StandardRestore(like))
 
   def unlogged(self) -> list[dict]:
     """The metrics of the steps before the newest state that no row has yet."""
     if (step := self.latest()) is None:
       return []
-    return self.manager.restore(step, args=ocp.args.Composite(unlogged=ocp.args.JsonRestore()))['unlogged']
+    return self._read(step, unlogged=ocp.args.JsonRestore())
+
+  def _read(self, step: int, **part):
+    """One part of a checkpoint, or an error that names it."""
+    (name,) = part
+    try:
+      return self.manager.restore(step, args=ocp.args.Composite(**part))[name]
+    except (KeyError, ValueError, OSError) as error:
+      why = str(error).strip().splitlines()[0][:200]
+      raise ValueError(
+        f'checkpoint {step} in {self.manager.directory} cannot be read ({why}): remove its folder, and the run goes on '
+        'from the one before'
+      ) from error
 
   def close(self) -> None:
     self.manager.wait_until_finished()

@@ -74,7 +74,7 @@ LEAST = {
 }
 
 # Keys that may change between the parts of a resumed run, since they do not change what it computes.
-HARMLESS = ('data.path', 'data.workers', 'parallel', 'checkpoint', 'log', 'eval')
+HARMLESS = ('data.path', 'data.workers', 'data.broken', 'parallel', 'checkpoint', 'log', 'eval')
 
 # Keys that change neither what a run computes nor how it is judged.
 IRRELEVANT = (
@@ -92,10 +92,18 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
     raise ValueError(
       f'--config={file!r} is not a file: {nearest(file, known) if known else "give a configs/*.py file"}'
     )
+  if not file.endswith('.py'):
+    raise ValueError(f'--config={file!r} is no Python file: give one like configs/quickstart.py')
   spec = importlib.util.spec_from_file_location('config_file', file)
   module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return _overridden(module.get_config(arg), overrides)
+  try:
+    spec.loader.exec_module(module)
+    config = module.get_config(arg)
+  except (TypeError, AttributeError, NameError, SyntaxError, ImportError) as error:
+    raise ValueError(f'--config={file!r} makes no config ({type(error).__name__}: {error})') from error
+  if not isinstance(config, ConfigDict):
+    raise ValueError(f'--config={file!r} makes no config: get_config returns {config!r}')
+  return _overridden(config, overrides)
 
 
 def restore(saved: Mapping, base: ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict:

@@ -16,5 +16,6 @@ def nearest(name: Any, known: Collection[str]) -> str:
   known = list(known)
   if close := difflib.get_close_matches(str(name), known, n=1):
     return f'did you mean {close[0]!r}?'
+  known = [name for name in known if name]
   shown = known if len(known) <= LISTED else [*known[:LISTED], '...']
-  return f'give one of {", ".join(shown) or "none"}'
+  return f'give one of {", ".join(shown)}' if shown else 'leave it out'

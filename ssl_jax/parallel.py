@@ -27,7 +27,13 @@ def start(processes: int, cpu_devices: int) -> None:
   if cpu_devices > 1 and 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
     jax.config.update('jax_num_cpu_devices', cpu_devices)
   if processes > 1:
-    jax.distributed.initialize()
+    try:
+      jax.distributed.initialize()
+    except ValueError as error:  # no cluster that it knows
+      raise ValueError(
+        f'parallel.processes = {processes}, but nothing says where the others are ({error}): set '
+        'JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or start under Slurm, MPI or on a TPU pod'
+      ) from None
     if jax.process_count() != processes:
       raise ValueError(f'parallel.processes = {processes}, but {jax.process_count()} joined: start one a host')
 

@@ -61,13 +61,15 @@ class Plain:
   """One line a row, for logs and pipes."""
 
   def __init__(self, step: int, total: int):
-    self.first, self.total, self.start = step, total, time.monotonic()
+    self.total, self.shown, self.shown_at = total, step, time.monotonic()
 
   def say(self, text: str) -> None:
     print(text, flush=True)
 
   def show(self, step: int, row: Mapping[str, float]) -> None:
-    left = (time.monotonic() - self.start) / max(step - self.first, 1) * (self.total - step)
+    now = time.monotonic()
+    left = (now - self.shown_at) / max(step - self.shown, 1) * (self.total - step)  # at the pace since the last row
+    self.shown, self.shown_at = step, now
     print(f'step {step}/{self.total}  {_numbers(row)}  ETA {left:.0f} s', flush=True)
 
   def close(self) -> None:

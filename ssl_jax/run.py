@@ -102,11 +102,13 @@ def prepare(config: ConfigDict) -> Run:
   if config.batch_size % count:
     near = max(config.batch_size // count, 1) * count
     raise ValueError(f'batch_size = {config.batch_size} does not divide over {count} devices: try {near}')
-  methods.create(config, steps_per_epoch=1, total_steps=1)  # a mistake is told before the data is read
+  _try_network(config)  # a mistake is told before the data is read
   augments_of(config, on_device=True)
   kept = imbalance.create(config.imbalance)
   skipped = collections.Counter()
   train, on_device = _load(config, 'train', skipped, kept)
+  if not len(train):
+    raise ValueError(f'data.train_split = {config.data.train_split!r} has no readable image: look at data.path')
   if len(train) < config.batch_size:
     raise ValueError(f'batch_size = {config.batch_size} is larger than the {len(train)} training images: lower it')
   steps_per_epoch = len(train) // config.batch_size
@@ -133,6 +135,17 @@ def prepare(config: ConfigDict) -> Run:
     skipped=skipped,
     **lengths,
   )
+
+
+def _try_network(config) -> None:
+  """Traces the network of a config, so that sizes and types that cannot be are told in one line."""
+  try:
+    method = methods.create(config, steps_per_epoch=1, total_steps=1)
+    images = jnp.zeros((2, config.data.image_size, config.data.image_size, 3), jnp.float32)
+    jax.eval_shape(method.init, jax.random.key(0), images)
+  except (TypeError, ZeroDivisionError, OverflowError) as error:
+    parts = ', '.join(f'{name} = {config[name].to_dict()}' for name in ('model', 'projector', 'method'))
+    raise ValueError(f'these do not make a network ({str(error).splitlines()[0]}): {parts}') from error
 
 
 def _load(config, split, skipped, kept=None) -> tuple[sources.Source, bool]:

@@ -34,6 +34,8 @@ def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
   """
   if callable(temperature):
     return s / temperature(s if isinstance(temperature, with_gradient) else jax.lax.stop_gradient(s))
+  if isinstance(temperature, int | float):
+    require_positive(temperature=temperature)
   tau = jnp.asarray(temperature, s.dtype)
   return s / (tau.reshape(tau.shape + (1,) * (s.ndim - tau.ndim)) if tau.ndim else tau)
 
@@ -363,6 +365,8 @@ def check_arguments(
   for key, value in arguments.items():
     if key not in parameters:
       raise ValueError(f'{path}.{key} = {value!r} is no argument of {name!r}: {nearest(key, parameters)}')
+    if isinstance(parameters[key].default, bool) and not isinstance(value, bool):
+      raise ValueError(f'{path}.{key} = {value!r} is no bool: give True or False')
   for key, parameter in parameters.items():
     if parameter.default is inspect.Parameter.empty and key not in arguments:
       raise ValueError(f'{path}.{key} is missing: {name!r} needs {", ".join(parameters)}')

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -86,11 +87,6 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
     epoch, in_epoch = divmod(step, run.steps_per_epoch)
     last = step == run.total_steps
     every = config.eval.every_epochs
-    if evaluator and (last or (every and in_epoch == 0 and epoch % every == 0)):
-      watch.drain()
-      rows.write(step, results := evaluator.knn(state))
-      progress.say(records.sentence(f'epoch {step / run.steps_per_epoch:g}', results))
-      watch.restart_clock()
     steps_due = config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0
     minutes_due = time.monotonic() - saved_at > 60 * config.checkpoint.every_minutes
     stopping, minutes_due = _agreed(step, count, stop.is_set(), minutes_due)
@@ -98,6 +94,11 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
       watch.drain()
       checkpoints.save(devices.unreplicate(state), watch.window)
       saved_at = time.monotonic()
+      watch.restart_clock()
+    if evaluator and (last or (every and in_epoch == 0 and epoch % every == 0)):
+      watch.drain()
+      rows.write(step, results := evaluator.knn(state))
+      progress.say(records.sentence(f'epoch {step / run.steps_per_epoch:g}', results))
       watch.restart_clock()
     if stopping and not last:
       raise Interrupted(f'stopped at step {step} of {run.total_steps}; saved: the same command goes on from here')
@@ -229,6 +230,7 @@ def _stop_requests() -> Iterator[threading.Event]:
 
   def request(number, frame):
     stop.set()
+    print('stops after what is under way, and saves; once more: stops at once', file=sys.stderr, flush=True)
     signal.signal(number, previous[number])
 
   for number in (signal.SIGINT, signal.SIGTERM):

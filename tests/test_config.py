@@ -120,7 +120,7 @@ def test_a_key_that_a_config_invents_is_refused():
 def test_a_file_or_variant_that_does_not_exist_is_refused():
   with pytest.raises(ValueError, match=r"did you mean 'configs/cifar10.py'\?"):
     config.load('configs/cifar01.py')
-  with pytest.raises(ValueError, match=r"option 'distress' .* \(it has: .*batch512, .*dystress"):
+  with pytest.raises(ValueError, match=r"option 'distress' .*: did you mean 'dystress'\?"):
     config.load('configs/cifar10.py:distress')
 
 
@@ -136,7 +136,7 @@ def test_which_keys_may_change_in_a_resumed_run():
   flat = config.flatten(base.get_config()) | {'augment_other.solarize': 0.2, 'method.queue': 128}
   name = lambda key: key if key.startswith('data.') else key.partition('.')[0]
   free = [key for key in flat if config.difference(flat, flat | {key: 'changed'}) is None]
-  harmless = {'data.path', 'data.workers', 'parallel', 'checkpoint', 'log', 'eval'}
+  harmless = {'data.path', 'data.workers', 'data.broken', 'parallel', 'checkpoint', 'log', 'eval'}
   assert {name(key) for key in free} == harmless
   assert not {name(key) for key in flat.keys() - set(free)} & harmless
 
@@ -149,6 +149,25 @@ def test_a_config_survives_json():
   config.validate(back, base.get_config())
   assert (back.optimizer.milestones, back.eval.k) == ((160, 190), (20,))
   assert config.difference(chosen.to_dict(), back.to_dict()) is None
+
+
+@pytest.mark.parametrize(
+  ('code', 'message'),
+  [
+    ('', "AttributeError: module 'config_file' has no attribute 'get_config'"),
+    ('def get_config(): pass', 'TypeError: get_config'),
+    ('def get_config(arg): pass', 'get_config returns None'),
+    (
+      'from configs import base\ndef get_config(arg):\n  c = base.get_config()\n  c.epochs = "many"\n  return c',
+      'TypeError',
+    ),
+    ('import nothing_like_it', 'ModuleNotFoundError'),
+  ],
+)
+def test_a_file_that_makes_no_config_is_refused_in_one_line(tmp_path, code, message):
+  (tmp_path / 'mine.py').write_text(code)
+  with pytest.raises(ValueError, match=r'^--config=.*mine\.py. makes no config.*' + message):
+    config.load(str(tmp_path / 'mine.py'))
 
 
 def test_the_readme_names_every_variant_of_cifar10():

@@ -64,7 +64,7 @@ class ConfigTest(chex.TestCase):
     self.assertEqual((value.shape, gradient.shape), ((), POS.shape))
     direct = functools.partial(losses.CONTRASTIVE[name], **PARAMETERS.get(name, {}))
     np.testing.assert_allclose(loss(POS, NEG, WHERE, 0.2), direct(POS, NEG, temperature=0.2, where=WHERE), rtol=1e-6)
-    with self.assertRaisesRegex(ValueError, f"^temperature = None: '{name}' needs one: set it to dict"):
+    with self.assertRaisesRegex(ValueError, f"^temperature = None: '{name}' needs one: set temperature.name=constant"):
       losses.check(spec_of(name), None)
     with self.assertRaisesRegex(ValueError, f"^temperature = None, but the loss '{name}' needs one"):
       loss(POS, NEG, WHERE)
@@ -72,7 +72,9 @@ class ConfigTest(chex.TestCase):
   @parameterized.parameters(*WITHOUT)
   def test_the_others_refuse_one_with_the_reason(self, name):
     losses.check(spec_of(name), None)
-    with self.assertRaisesRegex(ValueError, f"^temperature = .*'{name}' takes none, its? .*: give none$"):
+    with self.assertRaisesRegex(
+      ValueError, f"^temperature = .*'{name}' takes none, its? .*: set temperature.name to none$"
+    ):
       losses.check(spec_of(name), dict(name='constant', tau=0.2))
     loss = losses.from_config(spec_of(name))
     with self.assertRaisesRegex(ValueError, f"^temperature = 0.2, but the loss '{name}' has none: its? "):
@@ -96,7 +98,7 @@ class ConfigTest(chex.TestCase):
       dict(name='balanced', alpha=2.0, lambd=4.0),
       "loss.lambd = 4.0 is no argument of 'balanced': did you mean 'lam'?",
     ),
-    (dict(name='info_nce', temperature=0.2), "loss.temperature = 0.2 is no argument of 'info_nce': give one of none"),
+    (dict(name='info_nce', temperature=0.2), "loss.temperature = 0.2 is no argument of 'info_nce': leave it out"),
     (dict(name='balanced', alpha=0.0, lam=4.0), 'loss.alpha = 0.0 is out of range: give a finite number above 0'),
     (dict(name='balanced', alpha='2', lam=4.0), "loss.alpha = '2' is out of range: give a finite number above 0"),
     (dict(name='hard', fraction=1.5), 'loss.fraction = 1.5 is out of range: give a fraction in (0, 1]'),
@@ -107,6 +109,7 @@ class ConfigTest(chex.TestCase):
     (dict(name='cacr', cost='euclid'), "loss.cost = 'euclid' is out of range: give 'euclidean', 'inner' or 'rbf'"),
     (dict(name='cacr', positive_weights='all'), "loss.positive_weights = 'all' is out of range: give 'far', 'near' or"),
     (dict(name='cacr', t_neg=0), 'loss.t_neg = 0 is out of range'),
+    (dict(name='cacr', stop_positive_weights='no'), "loss.stop_positive_weights = 'no' is no bool: give True or False"),
     (dict(name='triplet', margin=-0.1), 'loss.margin = -0.1 is out of range: give a margin of 0 or more'),
     (dict(name='simple', weight=0), 'loss.weight = 0 is out of range'),
     (dict(name='decoupled_weighted', sigma=0), 'loss.sigma = 0 is out of range'),

@@ -23,6 +23,23 @@ def test_every_second_view_has_the_other_augmentation(tmp_path):
   np.testing.assert_allclose(found, [[plain], [1 - plain], [plain], [1 - plain]], atol=1e-6)
 
 
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'model.width': 0}, "these do not make a network .*model = .*'width': 0"),
+    ({'model.width': 'wide'}, 'these do not make a network'),
+    ({'projector.features': 16}, 'these do not make a network'),
+    ({'model.dtype': 'float64'}, 'these do not make a network'),
+    ({'projector.name': 'simcrl'}, "projector.name = 'simcrl' does not exist: did you mean 'simclr'"),
+    ({'method.by_view_pair': 'no'}, "method.by_view_pair = 'no' is no bool: give True or False"),
+  ],
+)
+def test_what_makes_no_network_is_told_in_one_line(tmp_path, changes, message):
+  with pytest.raises(ValueError, match='^' + message) as error:
+    run.prepare(tiny(tmp_path, **changes))
+  assert '\n' not in str(error.value)
+
+
 def test_a_mistake_in_the_other_augmentation_is_named(tmp_path):
   with pytest.raises(ValueError, match=r'^augment_other\.solarise = 0\.1 does not exist: did you mean .solarize'):
     run.prepare(tiny(tmp_path, augment_other=dict(solarise=0.1)))

@@ -112,6 +112,13 @@ class ScaleTest(absltest.TestCase):
     np.testing.assert_allclose(gradient(0.2), -1 / 0.2**2, rtol=1e-5)
 
 
+class NumberTest(absltest.TestCase):
+  def test_a_number_that_is_no_temperature_is_refused(self):
+    for tau in (0, -0.1, float('nan')):
+      with self.assertRaisesRegex(ValueError, f'^temperature = {tau} is out of range'):
+        temperature.scale(jnp.ones(3), tau)
+
+
 class ScheduleTest(absltest.TestCase):
   def test_linear(self):
     at = jax.jit(temperature.linear_schedule(0.1, 0.3, epochs=10, steps_per_epoch=4))

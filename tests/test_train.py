@@ -201,6 +201,35 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path):
     train.train(chosen, tmp_path / 'run')
 
 
+def test_a_workdir_without_a_checkpoint_is_free(tmp_path):
+  with pytest.raises(train.Diverged, match='there is no checkpoint yet'):
+    train.train(tiny(tmp_path, **{'optimizer.learning_rate': 1e18}), tmp_path / 'run')
+  chosen = tiny(tmp_path, steps=2)
+  train.train(chosen, tmp_path / 'run')
+  with pytest.raises(ValueError, match=r'holds a run of another config \(seed = 5 here, 0 there\)'):
+    train.train(tiny(tmp_path, steps=2, seed=5), tmp_path / 'run')
+
+
+def test_the_last_step_is_saved_before_it_is_judged(tmp_path, monkeypatch):
+  def fails(evaluator, state):
+    raise ValueError('the test images cannot be read')
+
+  monkeypatch.setattr(train.Evaluator, 'knn', fails)
+  with pytest.raises(ValueError, match='cannot be read'):
+    train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
+  assert [path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()] == ['2']
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+  chosen = tiny(tmp_path, steps=2, **{'eval.k': ()})
+  train.train(chosen, tmp_path / 'run')
+  for file in (tmp_path / 'run' / 'checkpoints' / '2' / 'state').rglob('*'):
+    if file.is_file():
+      file.write_bytes(b'')
+  with pytest.raises(ValueError, match=r'checkpoint 2 in .* cannot be read .*: remove its folder'):
+    train.train(chosen, tmp_path / 'run')
+
+
 def test_a_run_that_diverges_stops_and_names_the_last_good_checkpoint(tmp_path):
   chosen = tiny(tmp_path, **{'optimizer.learning_rate': 1e18, 'checkpoint.every_steps': 1})
   with pytest.raises(train.Diverged, match=r'not finite at step \d+; the last good checkpoint is step \d'):

@@ -168,7 +168,7 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
   checkpoint.read_config(workdir)
   run = prepare(config)
   evaluator = Evaluator(run)
-  workdir = checkpoint.claim(workdir, config.to_dict())
+  workdir = checkpoint.check(workdir, config.to_dict())
   checkpoints = checkpoint.Checkpoints(workdir, run.identity)
   if checkpoints.latest() is None:
     raise ValueError(f'--workdir={str(workdir)!r} has no checkpoint yet: train first')

@@ -448,13 +448,16 @@ def alpha_req(x, *, ranks: tuple[int, int] = (3, 100)) -> float:
   return float(-slope)
 
 
-@jax.jit
 def _scatter(views):
-  """Covariance of the image means, and of the views about them.  [v, n, d] -> [d, d], [d, d]"""
+  """Covariance of the image means, and of the views about them.  [v, n, d] -> [d, d], [d, d]
+
+  In float64: in float32 features of large norm have a covariance that is not positive.
+  """
+  views = np.asarray(views, np.float64)
   centre = views.mean(axis=0)
   between = centre - centre.mean(axis=0, keepdims=True)
   within = (views - centre[None]).reshape(-1, views.shape[-1])
-  return tuple(blocks.similarities(x.T, x.T) / len(x) for x in (between, within))
+  return tuple(x.T @ x / len(x) for x in (between, within))
 
 
 def lidar(views, *, delta: float = 1e-4) -> float:
@@ -466,6 +469,6 @@ def lidar(views, *, delta: float = 1e-4) -> float:
   views = _views('views', views)
   if views.shape[0] < 2 or views.shape[1] < 2:
     raise ValueError(f'views: shape {views.shape}, expected at least 2 views of at least 2 examples')
-  between, within = (np.asarray(x, np.float64) for x in _scatter(views))
+  between, within = _scatter(views)
   eigenvalues = scipy.linalg.eigh(between, within + delta * np.eye(len(within)), eigvals_only=True)
   return _effective_rank(np.maximum(eigenvalues, 0), 1e-8)

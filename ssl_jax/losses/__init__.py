@@ -137,7 +137,7 @@ class Loss:
     axis_name: str | None = None,
   ) -> jax.Array:
     if self.takes_temperature != (temperature is not None):
-      needs = 'needs one' if self.takes_temperature else f'has none: {_WHY_NO_TEMPERATURE[self.name]}'
+      needs = 'needs one' if self.takes_temperature else f'has none: {_WHY_NO_TEMPERATURE.get(self.name, "give none")}'
       raise ValueError(f'temperature = {temperature!r}, but the loss {self.name!r} {needs}')
     given = {'temperature': temperature, 'axis_name': axis_name}
     given = {key: value for key, value in given.items() if self._takes(key)}
@@ -176,7 +176,7 @@ def check(loss: Mapping[str, Any], temperature: Mapping[str, Any] | float | None
     temperatures.from_config(temperature)
     if not built.takes_temperature:
       value = dict(temperature) if temperatures.is_mapping(temperature) else temperature
-      reason = _WHY_NO_TEMPERATURE[built.name]
-      raise ValueError(f'temperature = {value!r}: {built.name!r} takes none, {reason}: give none')
+      reason = f', {why}' if (why := _WHY_NO_TEMPERATURE.get(built.name)) else ''
+      raise ValueError(f'temperature = {value!r}: {built.name!r} takes none{reason}: set temperature.name to none')
   elif built.takes_temperature:
-    raise ValueError(f"temperature = None: {built.name!r} needs one: set it to dict(name='constant', tau=0.2)")
+    raise ValueError(f'temperature = None: {built.name!r} needs one: set temperature.name=constant, say')

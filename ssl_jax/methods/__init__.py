@@ -59,17 +59,20 @@ def create(
       raise ValueError(
         f'method.{key} = {value!r} is no parameter of {name!r}: {nearest(key, own) if own else "drop it"}'
       )
+    _check_switch(f'method.{key}', value, getattr(kind, key, None))
   if config['views'] < kind.least_views:
     raise ValueError(f'views = {config["views"]} are too few for {name!r}: give {kind.least_views} or more')
   tau = None if config['temperature']['name'] == 'none' else config['temperature']
   contrast = _loss(name, kind, config['loss'], tau)
   common = dict(dtype=jnp.dtype(config['dtype']), axis_name=axis_name)
   predictor = {'name': kind.predictor, **spec.pop('predictor', {})} if kind.predictor else None
-  network = Network(
-    encoder=models.create(**common, **config['model']),
-    projector=heads.create(**common, **config['projector']),
-    predictor=predictor and heads.create(**common, **predictor),
-  )
+  with temperature.prefix('model'):
+    encoder = models.create(**common, **config['model'])
+  with temperature.prefix('projector'):
+    projector = heads.create(**common, **config['projector'])
+  with temperature.prefix('method.predictor'):
+    predictor = predictor and heads.create(**common, **predictor)
+  network = Network(encoder, projector, predictor)
   clock = dict(steps_per_epoch=steps_per_epoch, total_steps=total_steps)
   batch_size = config['batch_size']
   return kind(
@@ -80,6 +83,11 @@ def create(
     axis_name=axis_name,
     **spec,
   )
+
+
+def _check_switch(key: str, value, default) -> None:
+  if isinstance(default, bool) and not isinstance(value, bool):
+    raise ValueError(f'{key} = {value!r} is no bool: give True or False')
 
 
 def _plain(section: Mapping) -> dict:

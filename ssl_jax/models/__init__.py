@@ -34,4 +34,4 @@ NAMES = tuple(_ENCODERS)
 
 def create(name, *, dtype=jnp.float32, axis_name=None, **kwargs):
   """The encoder `name` of NAMES as a linen module; `kwargs` are its other fields, such as `zero_init_residual`."""
-  return registry.create('encoder', _ENCODERS, name, dtype=dtype, axis_name=axis_name, **kwargs)
+  return registry.create(_ENCODERS, name, dtype=dtype, axis_name=axis_name, **kwargs)

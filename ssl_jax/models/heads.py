@@ -125,4 +125,4 @@ NAMES = tuple(_HEADS)
 
 def create(name, *, dtype=jnp.float32, axis_name=None, **kwargs):
   """The head `name` of NAMES as a linen module, `apply(variables, x, train)`; `kwargs` are fields to change."""
-  return registry.create('head', _HEADS, name, dtype=dtype, axis_name=axis_name, **kwargs)
+  return registry.create(_HEADS, name, dtype=dtype, axis_name=axis_name, **kwargs)

@@ -3,13 +3,14 @@
 from ssl_jax.names import nearest
 
 
-def create(kind, table, name, *, dtype, axis_name, **kwargs):
+def create(table, name, *, dtype, axis_name, **kwargs):
   """The module `table[name]`, a partial of its class; it takes of `dtype` and `axis_name` what it has fields for."""
   if name not in table:
-    raise ValueError(f'{kind} {name!r} does not exist: {nearest(name, table)}')
-  fields = set(table[name].func.__dataclass_fields__) - {'parent', 'name'}
+    raise ValueError(f'name = {name!r} does not exist: {nearest(name, table)}')
+  has = set(table[name].func.__dataclass_fields__) - {'parent', 'name'}
+  fields = has - {'dtype', 'axis_name'}  # which are the run's
   for key in kwargs:
     if key not in fields:
-      raise ValueError(f'{kind} {name!r} has no parameter {key!r}: {nearest(key, sorted(fields))}')
-  common = {key: value for key, value in dict(dtype=dtype, axis_name=axis_name).items() if key in fields}
+      raise ValueError(f'{key} = {kwargs[key]!r} is no parameter of {name!r}: {nearest(key, sorted(fields))}')
+  common = {key: value for key, value in dict(dtype=dtype, axis_name=axis_name).items() if key in has}
   return table[name](**common, **kwargs)

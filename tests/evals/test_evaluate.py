@@ -1,6 +1,7 @@
 """One command, every number: features extracted once, the same digits twice, clear errors for data that cannot do."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -45,6 +46,15 @@ def test_the_numbers_are_those_of_the_functions(trained):
   assert found['train_same_label_similarity'] == pytest.approx(same_label, abs=1e-6)
   assert found['penalty_entropy'] == metrics.penalty_entropy(x['test_projector'], 0.5)
   assert json.loads((workdir / 'evaluation.json').read_text()) == results
+
+
+def test_to_judge_a_run_in_another_way_leaves_its_config(trained, tmp_path):
+  workdir, chosen, _ = trained
+  copied = shutil.copytree(workdir, tmp_path / 'run')
+  other = chosen.copy_and_resolve_references()
+  other.eval.k = (3,)
+  assert 'knn3' in evaluate.evaluate(other, copied)
+  assert (copied / 'config.json').read_bytes() == (workdir / 'config.json').read_bytes()
 
 
 def test_class_accuracies_average_to_the_accuracy(trained):

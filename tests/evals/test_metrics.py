@@ -193,6 +193,12 @@ class SpectrumTest(chex.TestCase):
     self.assertLess(metrics.lidar(wide), 5.01)
 
 
+def test_lidar_of_features_of_any_norm():
+  """Views in a plane: in float32 the covariance of such features, of norm 10⁴, would not be positive."""
+  flat = VIEWS[..., :2] @ np.random.default_rng(0).normal(size=(2, 12)).astype(np.float32)
+  assert metrics.lidar(1e4 * flat, delta=1e4) == pytest.approx(metrics.lidar(flat, delta=1e-4), rel=1e-3)
+
+
 def test_twice_is_the_same_to_the_last_digit():
   def all_of_them():
     return [

@@ -115,8 +115,9 @@ def test_the_method_of_contributing_trains_and_resumes(tmp_path, monkeypatch):
   """The page's method, as it stands there, on two devices, interrupted once."""
   code = re.search(r'```python\n(.*?)```', pathlib.Path('CONTRIBUTING.md').read_text(), re.DOTALL)[1]
   assert len([line for line in code.splitlines() if line.strip()]) < 40
-  monkeypatch.setattr(methods, 'METHODS', dict(methods.METHODS))
-  exec(compile(code, 'CONTRIBUTING.md', 'exec'), {'__name__': 'nnclr'})
+  page = {'__name__': 'nnclr'}
+  exec(compile(code, 'CONTRIBUTING.md', 'exec'), page)
+  monkeypatch.setitem(methods.METHODS, 'nnclr', page['NNCLR'])
   chosen = tiny(tmp_path, method=dict(name='nnclr', queue=64), steps=4, **{'parallel.devices': 2, 'eval.k': ()})
   train.train(chosen, tmp_path / 'whole')
   with asked_to_stop_at(2), pytest.raises(train.Interrupted):

@@ -155,8 +155,8 @@ def test_bfloat16_is_close():
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (dict(name='simcrl'), "head 'simcrl' does not exist: did you mean 'simclr'?"),
-    (dict(name='dino', prototype=8), "head 'dino' has no parameter 'prototype': did you mean 'prototypes'?"),
+    (dict(name='simcrl'), "name = 'simcrl' does not exist: did you mean 'simclr'?"),
+    (dict(name='dino', prototype=8), "prototype = 8 is no parameter of 'dino': did you mean 'prototypes'?"),
   ],
 )
 def test_a_wrong_name_is_answered_with_the_nearest(arguments, message):

@@ -116,8 +116,8 @@ def test_tiny_is_adjustable():
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (dict(name='resnet81'), "encoder 'resnet81' does not exist: did you mean 'resnet18'?"),
-    (dict(name='resnet18', widht=8), "encoder 'resnet18' has no parameter 'widht': did you mean 'width'?"),
+    (dict(name='resnet81'), "name = 'resnet81' does not exist: did you mean 'resnet18'?"),
+    (dict(name='resnet18', widht=8), "widht = 8 is no parameter of 'resnet18': did you mean 'width'?"),
   ],
 )
 def test_a_wrong_name_is_answered_with_the_nearest(arguments, message):
