@@ -57,6 +57,9 @@ class Records:
       self.board.close()
 
 
+NARROW = 110  # columns of a terminal, below which the bar shows less
+
+
 class Plain:
   """One line a row, for logs and pipes."""
 
@@ -90,13 +93,15 @@ class Live(Plain):
   """A rich progress bar that stays in place, for terminals."""
 
   def __init__(self, step: int, total: int):
+    console = Console(soft_wrap=True)
+    self.narrow = console.width < NARROW
     columns = (
       TextColumn('{task.description}'),
-      BarColumn(),
+      BarColumn(10 if self.narrow else 40),
       TextColumn('{task.fields[numbers]}'),
       TimeRemainingColumn(),
     )
-    self.bar = Progress(*columns, console=Console(soft_wrap=True))
+    self.bar = Progress(*columns, console=console)
     self.total = total
     self.task = self.bar.add_task(f'step {step}/{total}', total=total, completed=step, numbers='')
     self.bar.start()
@@ -105,6 +110,7 @@ class Live(Plain):
     self.bar.console.print(text, highlight=False, markup=False)
 
   def show(self, step, row):
+    row = {name: value for name, value in row.items() if not (self.narrow and name in ('epoch', 'rate'))}
     self.bar.update(self.task, completed=step, description=f'step {step}/{self.total}', numbers=_numbers(row))
 
   def close(self):
