@@ -259,7 +259,7 @@ def _fit_logistic(x, targets, penalty, steps):
   return params, count
 
 
-def logistic(train_x, train_y, test_x, test_y, *, penalty: float | None = None, steps: int = 300) -> Result:
+def logistic(train_x, train_y, test_x, test_y, *, penalty: float | None = None, steps: int = 2000) -> Result:
   """Multinomial logistic regression by L-BFGS on the whole set: no rate, no seed.  [n, d], [n], [m, d], [m] -> Result
 
   Minimises the mean cross-entropy + ½ penalty ‖W‖² on features of unit mean square coordinate.

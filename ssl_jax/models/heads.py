@@ -41,7 +41,7 @@ class MLP(nn.Module):
   def __call__(self, x, train: bool):
     chex.assert_rank(x, 2)
     if self.batch_norm not in ('none', 'hidden', 'all'):
-      raise ValueError(f"batch_norm={self.batch_norm!r}: use 'none', 'hidden' or 'all'")
+      raise ValueError(f"projector.batch_norm = {self.batch_norm!r} does not exist: give 'none', 'hidden' or 'all'")
     x = x.astype(self.dtype)
     widths = [x.shape[-1] if width is None else width for width in self.features]
     for i, width in enumerate(widths, start=1):
