@@ -166,5 +166,5 @@ def test_a_wrong_name_is_answered_with_the_nearest(arguments, message):
 
 
 def test_a_wrong_policy_is_refused():
-  with pytest.raises(ValueError, match="projector.batch_norm = 'last' does not exist: give 'none', 'hidden' or 'all'"):
+  with pytest.raises(ValueError, match=r"projector.batch_norm = 'last' does not exist: give 'none', 'hidden' or 'all'"):
     heads.create('simclr', batch_norm='last').init(KEY, jnp.zeros((2, 3)), train=True)
