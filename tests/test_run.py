@@ -1,5 +1,7 @@
 """What a config makes of each view of an image."""
 
+import contextlib
+
 import jax
 import numpy as np
 import pytest
@@ -62,3 +64,13 @@ def test_small_crops_are_small_in_pixels_and_in_area(tmp_path):
   for view, (low, high) in zip(found, [(0.4, 0.9)] * 2 + [(0.05, 0.14)] * 2, strict=True):
     assert (areas(view) > 0.9 * low).all() and (areas(view) < 1.1 * high).all()
     assert np.ptp(areas(view)) > (high - low) / 2
+
+
+def test_host_batches_are_cropped_as_each_view_asks(tmp_path):
+  small = dict(crop=True, crop_scale=(0.05, 0.05))
+  prepared = run.prepare(tiny(tmp_path, augment=dict(name='none'), augment_other=small, **{'data.on_device': 'no'}))
+  with contextlib.closing(prepared.host_batches(0)) as batches:
+    batch = next(batches)
+  whole = prepared.train.items[batch['index']]
+  np.testing.assert_array_equal(batch['images'][:, 0], whole)
+  assert (batch['images'][:, 1] != whole).any(axis=(1, 2, 3)).all()

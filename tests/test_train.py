@@ -220,6 +220,15 @@ def test_the_last_step_is_saved_before_it_is_judged(tmp_path, monkeypatch):
   assert [path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()] == ['2']
 
 
+def test_a_checkpoint_of_another_config_is_refused_wherever_it_lies(reference):
+  folder, *_ = reference
+  prepared = run.prepare(tiny(folder, **{'temperature.tau': 0.4}))
+  checkpoints = checkpoint.Checkpoints(folder / 'run', prepared.identity)
+  with pytest.raises(ValueError, match=r'is of another config \(temperature.tau = 0.4 here, 0.5 there\)'):
+    checkpoints.restore(prepared.initial_state())
+  checkpoints.close()
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path):
   chosen = tiny(tmp_path, steps=2, **{'eval.k': ()})
   train.train(chosen, tmp_path / 'run')
