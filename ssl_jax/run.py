@@ -78,8 +78,7 @@ class Run:
 
   def host_batches(self, start_step: int):
     """Batches from host workers: this process's part of each, decoded and cropped."""
-    config, settings = self.config, _settings(self.config)
-    both = [settings, settings | dict(config.augment_other)]
+    config, both = self.config, _settings(self.config)
     crops = [pipeline.Crop(s['crop_scale'], s['crop_ratio'], s['interpolation']) if s['crop'] else None for s in both]
     return pipeline.batches(
       self.train,
@@ -164,21 +163,21 @@ def _load(config, split, skipped, kept=None) -> tuple[sources.Source, bool]:
   return source, False
 
 
-def _settings(config) -> dict:
-  """The preset that `augment` names, with what the config changes in it."""
+def _settings(config) -> tuple[dict, dict]:
+  """The preset that `augment` names, with what the config changes in it: for the first view, and for the second."""
   changes = dict(config.augment)
   name = changes.pop('name')
   if name not in augment.PRESETS:
     raise ValueError(f'augment.name = {name!r} does not exist: {nearest(name, list(augment.PRESETS))}')
-  return augment.validate(augment.PRESETS[name] | changes)
+  settings = augment.validate(augment.PRESETS[name] | changes)
+  augment.validate(dict(config.augment_other), 'augment_other')
+  return settings, settings | dict(config.augment_other)
 
 
 def augments_of(config, on_device: bool):
   """The augmentation of each view, the view that evaluations take, and the way back to pixels."""
   common = dict(size=config.data.image_size) | ({} if on_device else dict(crop=False))  # the host has cropped already
-  settings = _settings(config) | common
-  augment.validate(dict(config.augment_other), 'augment_other')
-  other = settings | dict(config.augment_other)
+  settings, other = (s | common for s in _settings(config))
   small = dict(size=config.small_crops.size, crop_scale=config.small_crops.scale)
   augments = [augment.make(other if v % 2 else settings) for v in range(config.views)]
   augments += [augment.make(settings | small) for _ in range(config.small_crops.number)]

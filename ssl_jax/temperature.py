@@ -283,8 +283,7 @@ def _of_similarity(path: str, spec: Mapping[str, Any], clock: Mapping[str, float
   arguments = dict(spec)
   name, function = lookup(path, arguments.pop('name', None), _OF_SIMILARITY | _OF_STEP)
   gradient = name != 'constant' and arguments.pop('gradient', False)
-  if not isinstance(gradient, bool):
-    raise ValueError(f'{path}.gradient = {gradient!r} is no bool: give True or False')
+  require_bool(f'{path}.gradient', gradient)
   check_arguments(path, name, function, arguments)
   children = {
     key: _of_step(f'{path}.{key}', value, clock) if is_mapping(value) else _number(f'{path}.{key}', value)
@@ -365,11 +364,20 @@ def check_arguments(
   for key, value in arguments.items():
     if key not in parameters:
       raise ValueError(f'{path}.{key} = {value!r} is no argument of {name!r}: {nearest(key, parameters)}')
-    if isinstance(parameters[key].default, bool) and not isinstance(value, bool):
-      raise ValueError(f'{path}.{key} = {value!r} is no bool: give True or False')
+    if isinstance(parameters[key].default, bool):
+      require_bool(f'{path}.{key}', value)
   for key, parameter in parameters.items():
     if parameter.default is inspect.Parameter.empty and key not in arguments:
       raise ValueError(f'{path}.{key} is missing: {name!r} needs {", ".join(parameters)}')
+
+
+def require_bool(key: str, value: Any) -> None:
+  """Refuses what is no bool, such as the text 'no', which would count as True.
+
+  >>> require_bool('temperature.gradient', True)
+  """
+  if not isinstance(value, bool):
+    raise ValueError(f'{key} = {value!r} is no bool: give True or False')
 
 
 @contextlib.contextmanager

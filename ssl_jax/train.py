@@ -90,15 +90,18 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
     steps_due = config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0
     minutes_due = time.monotonic() - saved_at > 60 * config.checkpoint.every_minutes
     stopping, minutes_due = _agreed(step, count, stop.is_set(), minutes_due)
-    if last or steps_due or minutes_due or stopping:
+    if last:  # saved before it is judged, so that nothing is lost if that fails
       watch.drain()
       checkpoints.save(devices.unreplicate(state), watch.window)
-      saved_at = time.monotonic()
-      watch.restart_clock()
     if evaluator and (last or (every and in_epoch == 0 and epoch % every == 0)):
       watch.drain()
       rows.write(step, results := evaluator.knn(state))
       progress.say(records.sentence(f'epoch {step / run.steps_per_epoch:g}', results))
+      watch.restart_clock()
+    if (steps_due or minutes_due or stopping) and not last:  # after, so that a resumed run has the same rows
+      watch.drain()
+      checkpoints.save(devices.unreplicate(state), watch.window)
+      saved_at = time.monotonic()
       watch.restart_clock()
     if stopping and not last:
       raise Interrupted(f'stopped at step {step} of {run.total_steps}; saved: the same command goes on from here')

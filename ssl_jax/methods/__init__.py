@@ -59,7 +59,8 @@ def create(
       raise ValueError(
         f'method.{key} = {value!r} is no parameter of {name!r}: {nearest(key, own) if own else "drop it"}'
       )
-    _check_switch(f'method.{key}', value, getattr(kind, key, None))
+    if isinstance(getattr(kind, key, None), bool):
+      temperature.require_bool(f'method.{key}', value)
   if config['views'] < kind.least_views:
     raise ValueError(f'views = {config["views"]} are too few for {name!r}: give {kind.least_views} or more')
   tau = None if config['temperature']['name'] == 'none' else config['temperature']
@@ -83,11 +84,6 @@ def create(
     axis_name=axis_name,
     **spec,
   )
-
-
-def _check_switch(key: str, value, default) -> None:
-  if isinstance(default, bool) and not isinstance(value, bool):
-    raise ValueError(f'{key} = {value!r} is no bool: give True or False')
 
 
 def _plain(section: Mapping) -> dict:
