@@ -58,8 +58,14 @@ def estimate(sweep: Sweep, row: Row, seed: int, finished: Mapping, device: str, 
 
 
 def slowdown(side_by_side: int) -> float:
-  """How much longer a run takes beside others: 1.6 times for two (measured: ResNet-18, batch 128, one H200, MPS)."""
+  """How much longer a run takes beside others: 1.6 for two, 2.25 for three (measured: ResNet-18, one H200, MPS)."""
   return 1 + 0.6 * (side_by_side - 1)
+
+
+def needed_minutes(alone: Sequence[float], running: Sequence[float], side_by_side: int) -> list[float]:
+  """Until each of the jobs would end if it started now: its own time, and what is left of the runs before it."""
+  slower = slowdown(side_by_side)
+  return [max(own * slower, (sum(running) + own) * slower / side_by_side) for own in alone]
 
 
 def device_here() -> str:
@@ -202,8 +208,8 @@ def run(
   try:
     while True:
       while looking and jobs and len(running) < most and not stopping:
-        factor = slowdown(side_by_side) * (1 + len(running) // side_by_side)  # it waits for those that train
-        needed = [estimate(sweep, *job, finished, device, runs) * factor for job in jobs]
+        alone = lambda row, seed: estimate(sweep, row, seed, finished, device, runs)
+        needed = needed_minutes([alone(*job) for job in jobs], [alone(c.row, c.seed) for c in running], side_by_side)
         first = next((i for i, minutes in enumerate(needed) if elapsed() + minutes <= budget), None)
         if looking := first is not None:
           say(f'starts {jobs[first][0].name}, seed {jobs[first][1]}: about {needed[first]:.1f} min')
@@ -256,7 +262,7 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
   parser.add_argument(
     '--budget-minutes', dest='budget', type=float, default=math.inf, help='no run starts that would end later'
   )
-  parser.add_argument('--side-by-side', type=int, default=1, help='so many runs at once (2 with NVIDIA MPS)')
+  parser.add_argument('--side-by-side', type=int, default=1, help='so many runs at once (2 or 3 with NVIDIA MPS)')
   parser.add_argument('--ahead', type=int, default=0, help='so many more compile meanwhile, and wait for their turn')
   parser.add_argument('--only', type=names, default=(), help='names of rows, parted by commas')
   parser.add_argument('--seeds', type=int, default=0, help='at least so many seeds of each row')

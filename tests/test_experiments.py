@@ -263,6 +263,13 @@ runner.run({sweep!r}, paths[0], runs=paths[1] / 'runs', commit='abc', program=st
   assert tables.read(folder / 'results.jsonl')[0]['wall_seconds'] > round(part, 1)
 
 
+def test_a_run_ends_after_those_before_it():
+  assert runner.needed_minutes([5.0], [], 1) == [5.0]
+  assert runner.needed_minutes([5.0, 2.0], [3.0], 1) == [8.0, 5.0]  # it waits
+  assert runner.needed_minutes([5.0], [5.0], 2) == [8.0]  # both train, each 1.6 times slower
+  assert runner.needed_minutes([5.0], [5.0, 5.0], 2) == [pytest.approx(12.0)]  # 15 minutes of work at 1.25 a minute
+
+
 def test_a_run_far_over_the_budget_is_stopped(place, capsys):
   folder, run = place
   assert run(sweep_of(tau(0.8, minutes=0)), budget=0.001, grace=0.0) == []
