@@ -28,6 +28,7 @@ def get_config(arg=''):
   config.data.train_split = 'train'  # tfds split, or sub-folder
   config.data.test_split = 'test'
   config.data.image_size = 32  # pixels a side of what the encoder sees
+  config.data.stored_size = 0  # pixels a side of the images on the device that views are cropped from (0: image_size)
   config.data.classes = ''  # '' for all, or a named list of classes: imagenet100
   config.data.broken = 'error'  # an unreadable image: error, or skip (and count)
   config.data.on_device = 'auto'  # yes: all images live on the device; no: host workers; auto: yes up to 4 GiB
@@ -97,6 +98,12 @@ def get_config(arg=''):
   config.eval.seeds = (0,)  # of the linear classifier and of fine-tuning: mean and spread
   config.eval.views = 4  # augmented views of test images, for alignment, LiDAR and the like
   config.eval.view_images = 2000  # of how many test images, at most
+  config.eval.data = ConfigDict()  # images to judge with; what is empty is as in `data`
+  config.eval.data.name = ''  # another set, with all of its classes (transfer)
+  config.eval.data.source = ''  # of that set
+  config.eval.data.path = ''  # of that set
+  config.eval.data.train_split = ''  # a labelled split, where `data` trains on one without labels
+  config.eval.data.test_split = ''  # of either set
   config.eval.file = ''  # of --mode=evaluate: an .npz of anyone's features instead of a run's checkpoint
   return options(config, arg)
 

@@ -17,6 +17,7 @@ CHOICES = {
   'dtype': ('bfloat16', 'float32'),
   'data.source': ('tfds', 'arrays', 'folder', 'embedded'),
   'data.classes': ('', 'imagenet100'),
+  'eval.data.source': ('', 'tfds', 'arrays', 'folder', 'embedded'),
   'data.broken': ('error', 'skip'),
   'data.on_device': ('auto', 'yes', 'no'),
   'optimizer.name': ('sgd', 'lars', 'adamw'),
@@ -51,6 +52,7 @@ LEAST = {
   'ema': (0, True),
   'probe': (0, True),
   'data.image_size': (1, True),
+  'data.stored_size': (0, True),
   'data.workers': (0, True),
   'optimizer.learning_rate': (0, False),
   'optimizer.momentum': (0, True),
@@ -79,7 +81,7 @@ HARMLESS = ('data.path', 'data.workers', 'data.broken', 'parallel', 'checkpoint'
 # Keys that change neither what a run computes nor how it is judged.
 IRRELEVANT = (
   *(key for key in HARMLESS if key != 'eval'),
-  *(f'eval.{key}' for key in ('every_epochs', 'at_start', 'at_end', 'batch_size')),
+  *(f'eval.{key}' for key in ('every_epochs', 'at_start', 'at_end', 'batch_size', 'data.path')),
 )
 
 

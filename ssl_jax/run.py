@@ -42,15 +42,21 @@ class Run:
   skipped: collections.Counter  # broken images that were met and left out, by split (data.broken=skip)
 
   @functools.cached_property
+  def judged(self) -> dict:
+    """The section `data` of evaluations: what `eval.data` names, and the rest as in training."""
+    return judged(self.config)
+
+  @functools.cached_property
   def test(self) -> sources.Source:
-    return _load(self.config, 'test', self.skipped)[0]
+    return _load(self.config, 'test', self.skipped, self.judged)[0]
 
   @functools.cached_property
   def known(self) -> sources.Source:
     """The training images that evaluations find neighbours among and train classifiers on."""
-    if self.config.eval.train_images == 'kept' or self.config.imbalance.name == 'none':
+    trained = {key: self.judged[key] == self.config.data[key] for key in self.judged if key != 'test_split'}
+    if all(trained.values()) and (self.config.eval.train_images == 'kept' or self.config.imbalance.name == 'none'):
       return self.train
-    return _load(self.config, 'train', self.skipped)[0]
+    return _load(self.config, 'train', self.skipped, self.judged)[0]
 
   @property
   def identity(self) -> dict:
@@ -101,11 +107,11 @@ def prepare(config: ConfigDict) -> Run:
   if config.batch_size % count:
     near = max(config.batch_size // count, 1) * count
     raise ValueError(f'batch_size = {config.batch_size} does not divide over {count} devices: try {near}')
-  _try_network(config)  # a mistake is told before the data is read
+  try_network(config)  # a mistake is told before the data is read
   augments_of(config, on_device=True)
   kept = imbalance.create(config.imbalance)
   skipped = collections.Counter()
-  train, on_device = _load(config, 'train', skipped, kept)
+  train, on_device = _load(config, 'train', skipped, kept=kept)
   if not len(train):
     raise ValueError(f'data.train_split = {config.data.train_split!r} has no readable image: look at data.path')
   if len(train) < config.batch_size:
@@ -136,7 +142,7 @@ def prepare(config: ConfigDict) -> Run:
   )
 
 
-def _try_network(config) -> None:
+def try_network(config) -> None:
   """Traces the network of a config, so that sizes and types that cannot be are told in one line."""
   try:
     method = methods.create(config, steps_per_epoch=1, total_steps=1)
@@ -147,12 +153,31 @@ def _try_network(config) -> None:
     raise ValueError(f'these do not make a network ({str(error).splitlines()[0]}): {parts}') from error
 
 
-def _load(config, split, skipped, kept=None) -> tuple[sources.Source, bool]:
+def stored_size(config: ConfigDict) -> int:
+  """Pixels a side of images in memory, which views are cropped from."""
+  return config.data.stored_size or config.data.image_size
+
+
+def judged(config: ConfigDict) -> dict:
+  """The section `data`, with what `eval.data` changes in it."""
+  changes = {key: value for key, value in config.eval.data.items() if value}
+  another = {'classes': ''} if 'name' in changes else {}
+  elsewhere = {'path': ''} if 'source' in changes else {}  # a folder's path says nothing of where tfds keeps its sets
+  return {**config.data.to_dict(), **another, **elsewhere, **changes}
+
+
+def _load(config, split, skipped, data=None, kept=None) -> tuple[sources.Source, bool]:
   """The source of a split, thinned by the rule `kept`, and whether it is in memory at its final size.
 
-  The config alone decides that.
+  `data` is the section of evaluations, where they have their own images. The config alone decides what is in memory.
   """
-  source, size = sources.load(config.data, split), config.data.image_size
+  size = stored_size(config)
+  try:
+    source = sources.load(data or config.data, split)
+  except ValueError as error:
+    if data in (None, config.data.to_dict()):
+      raise
+    raise ValueError(f'eval.data: {error}') from error
   if kept:
     source = source.subset(kept(source.labels))
   fits = source.nbytes_decoded(size) <= ON_DEVICE_LIMIT

@@ -1,5 +1,6 @@
 """Each mistake is refused before anything is compiled, in one line with the key, the value and the mend."""
 
+import importlib
 import json
 import pathlib
 import re
@@ -7,18 +8,26 @@ import re
 import pytest
 
 from configs import base, cifar10
-from ssl_jax import config
+from ssl_jax import config, run
+from ssl_jax.data import imbalance
 
 CONFIGS = sorted(p for p in pathlib.Path('configs').glob('*.py') if p.stem not in ('__init__', 'base'))
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda p: p.stem)
 def test_every_config_and_variant_is_valid(path):
-  chosen = config.load(str(path))
-  config.validate(chosen, base.get_config())
-  module_variants = re.findall(r"^  '(\w+)': \{", path.read_text(), re.MULTILINE)
-  for variant in module_variants:
+  variants = getattr(importlib.import_module(f'configs.{path.stem}'), 'VARIANTS', {})
+  for variant in ['', *variants]:
     config.validate(config.load(f'{path}:{variant},seed=3'), base.get_config())
+
+
+@pytest.mark.parametrize('path', ('configs/imagenet100.py', 'configs/stl10.py'))
+def test_every_recipe_of_large_images_makes_a_network(path):
+  for variant in importlib.import_module(path.removesuffix('.py').replace('/', '.')).VARIANTS:
+    chosen = config.load(f'{path}:{variant}')
+    run.try_network(chosen)
+    run.augments_of(chosen, on_device=True)
+    imbalance.create(chosen.imbalance)
 
 
 def test_every_key_has_a_comment():

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import zipfile
 from collections.abc import Mapping
 
@@ -14,7 +15,7 @@ from ssl_jax import checkpoint, probe, records
 from ssl_jax.config import flatten
 from ssl_jax.data import contact_sheet
 from ssl_jax.evals import check, features, finetune, judge, knn, linear
-from ssl_jax.run import Run, augments_of, prepare
+from ssl_jax.run import Run, augments_of, prepare, stored_size
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, make_views
 
@@ -32,17 +33,18 @@ class Evaluator:
     for split, source in (('train', run.known), ('test', run.test)):
       if source.labels is None:
         raise ValueError(
-          f'data.{split}_split = {run.config.data[f"{split}_split"]!r} of data.name = {run.config.data.name!r} has no '
-          'labels, and kNN needs them: give labelled images, or train without kNN by --config.eval.k=()'
+          f'data.{split}_split = {run.judged[f"{split}_split"]!r} of data.name = {run.judged["name"]!r} has no labels, '
+          f'and kNN needs them: name a labelled split by --config.eval.data.{split}_split, or train without kNN by '
+          '--config.eval.k=()'
         )
-    known = check.labels(f'data.train_split = {run.config.data.train_split!r}', run.known.labels, len(run.known))
-    asked = check.labels(f'data.test_split = {run.config.data.test_split!r}', run.test.labels, len(run.test))
+    known = check.labels(f'data.train_split = {run.judged["train_split"]!r}', run.known.labels, len(run.known))
+    asked = check.labels(f'data.test_split = {run.judged["test_split"]!r}', run.test.labels, len(run.test))
     if run.known is run.train and len(unseen := np.setdiff1d(asked, known)) and run.config.imbalance.name != 'none':
       raise ValueError(
         f'imbalance.name = {run.config.imbalance.name!r} keeps no image of the classes {unseen[:5].tolist()}: '
         'judge with all training images by --config.eval.train_images=all'
       )
-    check.seen(f'data.test_split = {run.config.data.test_split!r}', asked, 'the training images', known)
+    check.seen(f'data.test_split = {run.judged["test_split"]!r}', asked, 'the training images', known)
     if max(run.config.eval.k, default=0) > len(run.known):
       raise ValueError(f'eval.k = {run.config.eval.k} has more than the {len(run.known)} training images: lower it')
     self.run = run
@@ -61,7 +63,7 @@ class Evaluator:
     layer = self.run.config.eval.features
     self.latest = bank[layer], queries[layer], labels  # for the picture
     accuracy = self._accuracy(bank[layer], bank_labels, queries[layer], labels)
-    if self.run.probe:
+    if self.run.probe and not self.run.config.eval.data.name:  # it knows the classes it was trained on
       weights = self.run.devices.unreplicate(state.extra['probe']['weights'])
       guessed = np.asarray(probe.scores(weights, queries['backbone'])).argmax(axis=1)
       accuracy['probe'] = 100 * float(np.mean(guessed == labels))
@@ -85,6 +87,7 @@ class Evaluator:
     config, devices = self.run.config, self.run.devices
     settings = {k: v for k, v in flatten(config).items() if k.split('.')[0] in FEATURES and k != 'data.path'}
     settings |= {
+      'judged': {k: v for k, v in self.run.judged.items() if k != 'path'},
       'crop': config.eval.crop,
       'views': config.eval.views,
       'viewed': config.eval.view_images,
@@ -102,7 +105,7 @@ class Evaluator:
       parts = {
         'train': (self.apply, self.run.known, size, whole),
         'test': (self.apply, self.run.test, size, whole),
-        'views': (view, viewed, config.data.image_size, whole // config.eval.views),
+        'views': (view, viewed, stored_size(config), whole // config.eval.views),
       }
       params, stats = devices.replicate(weights)
       arrays = {}
@@ -131,7 +134,8 @@ class Evaluator:
     if choice.finetune:
       numbers |= _finetune(run, state)
     results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, **numbers}
-    _write(workdir, results, arrays, f'step {results["step"]}')
+    other = run.config.eval.data.name  # the run's own evaluation, and its report, stay
+    _write(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
     return results
 
   def neighbours(self, bank, queries, labels, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
@@ -162,7 +166,10 @@ class Evaluator:
 
 
 def evaluate(config: ConfigDict, workdir: str) -> dict:
-  """Judges a workdir's newest checkpoint: evaluation.json has the numbers, evaluation.npz what the figures need."""
+  """Judges a workdir's newest checkpoint: evaluation.json has the numbers, evaluation.npz what the figures need.
+
+  On another set (`eval.data.name`) these are evaluation_NAME.json and .npz, and the run's own stay.
+  """
   if config.eval.file:
     return evaluate_features(config.eval.file, workdir, config.eval)
   checkpoint.read_config(workdir)
@@ -214,14 +221,15 @@ def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:
   return results
 
 
-def _write(workdir: pathlib.Path, results: dict, arrays: dict[str, np.ndarray], when: str) -> None:
+def _write(workdir: pathlib.Path, results: dict, arrays: dict[str, np.ndarray], when: str, name: str = '') -> None:
   if jax.process_index() > 0:
     return
-  part = workdir / 'evaluation.npz.part'
+  stem = f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
+  part = workdir / f'{stem}.npz.part'
   with part.open('wb') as stream:
     np.savez_compressed(stream, **arrays)
-  part.replace(workdir / 'evaluation.npz')
-  checkpoint.write_text(workdir / 'evaluation.json', json.dumps(results, indent=2, allow_nan=False) + '\n')
+  part.replace(workdir / f'{stem}.npz')
+  checkpoint.write_text(workdir / f'{stem}.json', json.dumps(results, indent=2, allow_nan=False) + '\n')
   accuracies = {
     k: v for k, v in results.items() if k.startswith(('knn', 'linear', 'finetune')) and isinstance(v, float)
   }
@@ -233,11 +241,13 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
   config.data.on_device = 'yes'  # the crops of the device and of the host follow one distribution
   run = prepare(config)
   folder = checkpoint.writable(workdir)
-  originals, _ = features.squares(run.train, np.arange(images) * (len(run.train) // images), config.data.image_size)
+  chosen = np.arange(images) * (len(run.train) // images)
+  originals, _ = features.squares(run.train, chosen, config.data.image_size)
+  stored, _ = features.squares(run.train, chosen, stored_size(config))
   columns = [originals]
   for draw in range(draws):
     keys = example_keys(config.seed, jnp.int32(draw), jnp.arange(images))
-    views = jax.jit(lambda keys: make_views(run.augments[: config.views], keys, originals))(keys)
+    views = jax.jit(lambda keys: make_views(run.augments[: config.views], keys, stored))(keys)
     columns += [np.asarray(run.denormalize(view)) for view in views]
   path = folder / 'views.png'
   contact_sheet.draw(np.stack(columns, axis=1), path)

@@ -17,7 +17,7 @@ from ssl_jax.data import pipeline
 from ssl_jax.evals import check, features, linear
 from ssl_jax.evals.tally import mean_and_spread
 from ssl_jax.parallel import AXIS
-from ssl_jax.run import Run, augments_of
+from ssl_jax.run import Run, augments_of, stored_size
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, scan_update
 
@@ -214,7 +214,7 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed
 
 def _trainer(run: Run, source, update):
   """(state, positions [S, b] of an epoch's batches) -> state. Images in memory go to the device once for all epochs."""
-  devices, size = run.devices, run.config.data.image_size
+  devices, size = run.devices, stored_size(run.config)
   own_part = lambda batch: np.split(batch, jax.process_count(), axis=-1)[jax.process_index()]
   if not features.ready(source, size):
     one = devices.map(update, replicated=1, sharded=2, donate=(0,))

@@ -57,6 +57,72 @@ def test_to_judge_a_run_in_another_way_leaves_its_config(trained, tmp_path):
   assert (copied / 'config.json').read_bytes() == (workdir / 'config.json').read_bytes()
 
 
+@pytest.fixture(scope='module')
+def another_set(tmp_path_factory):
+  """Three classes of dark and bright images, 10 pixels a side; `plain_images` have no labels."""
+  labels = np.arange(30) % 3
+  images = np.random.default_rng(1).normal(60 + 60 * labels[:, None, None, None], 10, (30, 10, 10, 3)).astype(np.uint8)
+  path = tmp_path_factory.mktemp('another') / 'shades.npz'
+  parts = dict(train_images=images[:18], train_labels=labels[:18], test_images=images[18:], test_labels=labels[18:])
+  np.savez(path, **parts, plain_images=np.repeat(images, 2, axis=0))
+  return path
+
+
+def test_a_run_is_judged_on_another_set_beside_its_own(trained, another_set, tmp_path):
+  workdir, chosen, results = trained
+  copied = shutil.copytree(workdir, tmp_path / 'run')
+  other = chosen.copy_and_resolve_references()
+  for key, value in dict(name='shades/of grey', path=str(another_set)).items():
+    config.override(other, f'eval.data.{key}', value)
+  found = evaluate.evaluate(other, copied)
+  assert (found['images']['train'], found['images']['test']) == (18, 12)
+  assert len(found['classes']['test']) == 3 and found['knn5'] > 60  # brightness alone tells them
+  assert json.loads((copied / 'evaluation_shades_of_grey.json').read_text()) == found
+  assert json.loads((copied / 'evaluation.json').read_text()) == results
+  other.eval.finetune = 'linear'
+  assert evaluate.evaluate(other, copied)['finetune'] > 60
+
+
+def test_a_run_without_labels_is_judged_on_a_labelled_split(another_set, tmp_path):
+  changes = {'data.path': str(another_set), 'data.train_split': 'plain', 'steps': 2, 'eval.at_end': True}
+  with pytest.raises(
+    ValueError, match=r"^data.train_split = 'plain' .*name a labelled split by --config.eval.data.train"
+  ):
+    train.train(tiny(tmp_path, **changes), tmp_path / 'run')
+  summary = train.train(tiny(tmp_path, **changes, **{'eval.data.train_split': 'train'}), tmp_path / 'run')
+  assert summary['images'] == 60
+  found = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())
+  assert (found['images']['train'], found['images']['test'], found['knn5']) == (18, 12, summary['knn5'])
+
+
+def test_a_mistake_in_the_data_of_evaluations_is_named(trained, tmp_path):
+  workdir, chosen, _ = trained
+  other = chosen.copy_and_resolve_references()
+  other.eval.data.test_split = 'validation'
+  with pytest.raises(ValueError, match=r'^eval\.data: .*not validation_images'):
+    evaluate.evaluate(other, workdir)
+
+
+def test_another_source_does_not_inherit_the_path():
+  chosen = config.load('configs/imagenet100.py', ['eval.data.name=cifar10', 'eval.data.source=tfds'])
+  judged = run.judged(chosen)
+  assert (judged['name'], judged['source'], judged['path'], judged['classes']) == ('cifar10', 'tfds', '', '')
+  assert run.judged(config.load('configs/imagenet100.py')) == chosen.data.to_dict()
+
+
+def test_views_are_cropped_from_the_stored_size_and_judged_at_the_encoder_s(trained, tmp_path):
+  _, chosen, _ = trained
+  larger = tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12, 'steps': 2, 'eval.at_end': True})
+  prepared = run.prepare(larger)
+  assert prepared.train.items.shape == (64, 12, 12, 3)
+  np.testing.assert_array_equal(prepared.train.items, run.prepare(chosen).train.items)
+  squares, _ = features.squares(prepared.test, np.arange(3), features.shown(larger))
+  assert squares.shape == (3, 8, 8, 3)
+  train.train(larger, tmp_path / 'run')
+  _, arrays = stored(tmp_path / 'run')
+  assert len(arrays['test_backbone']) == 16
+
+
 def test_class_accuracies_average_to_the_accuracy(trained):
   _, _, results = trained
   table = results['classes']

@@ -1,0 +1,77 @@
+"""ImageNet-1K, ResNet-50, SimCLR, 100 epochs (dystress 5.2): LARS at 0.075·sqrt(batch), warm-up, cosine, bf16, 224 px.
+
+  python main.py --config=configs/imagenet.py --workdir=runs/imagenet --config.data.path=/data/imagenet
+
+`data.path` holds `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG`. Host workers decode and crop, so give it many cores and
+as many workers (`--config.data.workers=16`). The variants are the papers' recipes at this scale; another folder of
+images does as well.
+"""
+
+from configs import base
+
+NONE = dict(name='none')
+SGD = dict(name='sgd', scaling='none', weight_decay=1e-4, exempt=False, warmup_epochs=0.0)
+SUPERVISED = {
+  'batch_size': 512,
+  'epochs': 100,
+  'augment': dict(name='supervised_imagenet'),
+  'projector': dict(name='supervised_imagenet'),
+  'optimizer': dict(SGD, learning_rate=0.1),
+  'eval.linear': 'imagenet_lars',
+}
+MOCO = {
+  'batch_size': 256,
+  'epochs': 200,
+  'augment': dict(name='cacr_large'),
+  'projector': dict(name='moco'),
+  'method': dict(name='moco', queue=65536, momentum=0.999),
+  'optimizer': dict(SGD, learning_rate=0.03),
+  'eval.linear': 'cacr_large',
+}
+CACR_MOCO = {
+  **MOCO,
+  'method': dict(MOCO['method'], symmetric=True, intra_batch=True),
+  'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0, stop_positive_weights=True),
+  'temperature': NONE,
+}
+
+VARIANTS = {
+  # dystress, Tables 1 and 2; `shifted` is its DySTreSS* (shift -0.4, scale 0.7).
+  'dystress': {'temperature': dict(name='cosine', tau_min=0.1, tau_max=0.2)},
+  'shifted': {'temperature': dict(name='shifted_cosine', tau_min=0.1, tau_max=0.2, shift=-0.4, scale=0.7)},
+  'dcl': {'loss': dict(name='decoupled'), 'temperature': dict(name='constant', tau=0.1)},
+  'dclw': {'loss': dict(name='decoupled_weighted', sigma=0.5), 'temperature': dict(name='constant', tau=0.1)},
+  'macl': {'loss': dict(name='macl', tau0=0.1, alpha=0.5), 'temperature': NONE},
+  # supervised A.3: NT-Xent, and the balanced loss.
+  'nt_xent': {**SUPERVISED, 'temperature': dict(name='constant', tau=0.5)},
+  'balanced': {**SUPERVISED, 'loss': dict(name='balanced', alpha=4.0, lam=2.0), 'temperature': NONE},
+  # cacr C.2: MoCo v2, and CACR on it with four positives or one.
+  'moco': {**MOCO, 'temperature': dict(name='constant', tau=0.2)},
+  'cacr_moco': {**CACR_MOCO, 'views': 5},
+  'cacr_moco_k1': CACR_MOCO,
+  # ImageNet-LT and as many images of the balanced set (supervised A.3.4); with any of the above.
+  'long_tail': {'imbalance': dict(name='pareto', total=115_846, n_max=1280, n_min=5, alpha=6.0)},
+  'uniform': {'imbalance': dict(name='uniform', total=115_846)},
+}
+
+
+def get_config(arg=''):
+  config = base.get_config()
+  config.epochs = 100
+  config.batch_size = 256
+  config.data.source, config.data.name, config.data.path = 'folder', 'imagenet', 'imagenet'
+  config.data.test_split = 'val'
+  config.data.image_size = 224
+  config.data.on_device = 'no'
+  config.data.workers = 16
+  config.augment = dict(name='moco_v2')
+  config.model = dict(name='resnet50')
+  config.optimizer.name = 'lars'
+  config.optimizer.learning_rate, config.optimizer.scaling = 0.075, 'sqrt'
+  config.optimizer.weight_decay = 1e-6
+  config.optimizer.exempt = True
+  config.optimizer.warmup_epochs = 10.0
+  config.eval.crop = 0.875
+  config.eval.k = (20,)
+  config.eval.batch_size = 500
+  return base.options(config, arg, VARIANTS)

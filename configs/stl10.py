@@ -1,0 +1,34 @@
+"""STL-10, the small AlexNet, CACR with four positives (cacr C.1), 200 epochs over 105,000 images without their labels.
+
+  python main.py --config=configs/stl10.py --workdir=runs/stl10
+
+Views of 64 pixels are cropped from images of 96; neighbours and classifiers come from the 5,000 labelled images.
+Variants: one positive (`cacr_k1`), CMC with four (`cmc`), the plain contrastive loss with one (`cl`).
+"""
+
+from configs import base, cifar10
+
+CL = {'loss': dict(name='info_nce'), 'temperature': dict(name='constant', tau=0.19)}
+
+VARIANTS = {
+  'cacr': {
+    **cifar10.VARIANTS['cacr'],
+    'augment': dict(name='cacr_stl10'),
+    'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0),
+  },
+  # What the others change in it.
+  'cacr_k1': {'views': 2, 'batch_size': 768, 'loss': dict(name='cacr', t_pos=1.0, t_neg=3.0)},
+  'cmc': {'method': dict(name='cmc'), **CL},
+  'cl': {'views': 2, 'batch_size': 768, 'method': dict(name='simclr'), **CL},
+}
+
+
+def get_config(arg=''):
+  config = base.get_config()
+  config.data.name = 'stl10'
+  config.data.train_split = 'train+unlabelled'
+  config.data.image_size, config.data.stored_size = 64, 96
+  config.eval.data.train_split = 'train'
+  config.eval.crop = 64 / 70  # Wang & Isola 2020: the centre of 70 pixels
+  config.eval.linear = 'cacr_small'
+  return base.options(config, f'cacr,{arg}', VARIANTS)

@@ -1,0 +1,21 @@
+"""Tiny-ImageNet, ResNet-50, otherwise as configs/cifar10.py (dystress A.1).
+
+  python main.py --config=configs/tiny_imagenet.py --workdir=runs/tiny --config.data.path=/data/tiny-imagenet-200
+
+`data.path` holds `train/<wnid>/` and `val/<wnid>/`; the archive keeps all validation images in one folder, so sort them
+into class folders by its `val_annotations.txt` first. The 100,000 images of 64 pixels fit on the device.
+"""
+
+from configs import base, cifar10
+
+VARIANTS = cifar10.VARIANTS
+
+
+def get_config(arg=''):
+  config = cifar10.get_config()
+  config.data.source, config.data.name, config.data.path = 'folder', 'tiny_imagenet', 'tiny-imagenet-200'
+  config.data.test_split = 'val'
+  config.data.image_size = 64
+  config.model = dict(name='resnet50')
+  config.augment = dict(name='dystress_cifar', mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+  return base.options(config, arg, VARIANTS)
