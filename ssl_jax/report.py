@@ -254,39 +254,40 @@ def _comparison(configs: Mapping[str, Sequence[Run]]) -> list[Section]:
   groups = dict(zip(letters, configs.values(), strict=True))
 
   def spread(pick: Callable[[Run], Mapping[str, float]], form: str, prefix: str):
-    """(the keys that every run has, {group: {key: Number}})"""
-    keys = [
-      key for key in pick(next(iter(groups.values()))[0]) if all(key in pick(r) for g in groups.values() for r in g)
-    ]
+    """(the keys that any run has, {group: {key: Number}} with those that all of its runs have)"""
+    keys = list(dict.fromkeys(key for runs in groups.values() for run in runs for key in pick(run)))
     cells = {}
     for name, runs in groups.items():
-      found = {key: mean_and_spread([pick(run)[key] for run in runs]) for key in keys}
+      shared = [key for key in keys if all(key in pick(run) for run in runs)]
+      found = {key: mean_and_spread([pick(run)[key] for run in runs]) for key in shared}
       cells[name] = {key: Number(prefix + key, mean, form, std) for key, (mean, std) in found.items()}
     return keys, cells
 
   seeds = [', '.join(str(run.config.get('seed', '–')) for run in runs) for runs in groups.values()]
   keys, cells = spread(lambda run: run.accuracies, '.2f', '')
   rows = [
-    [letter, seed, *(cells[letter][key] for key in keys), config]
+    [letter, seed, *(cells[letter].get(key, '–') for key in keys), config]
     for letter, config, seed in zip(letters, configs, seeds, strict=True)
   ]
   parts = [Table(['', 'seeds', *(f'{key}, %' for key in keys), 'config'], rows)]
   if keys:
-    values = {name: (cells[name][keys[0]].value, cells[name][keys[0]].spread) for name in letters}
-    parts.append(Figure('accuracy', f'{keys[0]}, top-1.', figures.dots(values, f'{keys[0]}, %')))
+    most = max(keys, key=lambda key: sum(key in cells[name] for name in letters))  # the first that most of them have
+    values = {name: (cells[name][most].value, cells[name][most].spread) for name in letters if most in cells[name]}
+    parts.append(Figure('accuracy', f'{most}, top-1.', figures.dots(values, f'{most}, %')))
   logs = {
     f'{name}, seed {run.config.get("seed")}': run.rows for name, runs in groups.items() for run in runs if run.rows
   }
   if logs:
     parts.append(Figure('losses', 'The loss of every run.', figures.losses(logs)))
   sections = [Section('Accuracy', '', parts)]
-  spaces = [set(run.evaluation.get('measures', {})) for runs in groups.values() for run in runs]
-  for space in sorted(set.intersection(*spaces)):
-    keys, cells = spread(lambda run, space=space: run.evaluation['measures'][space], '.4f', f'measures.{space}.')
-    rows = [[MEASURES[key][0], *(cells[name][key] for name in letters)] for key in MEASURES if key in keys]
+  measures = lambda run: run.evaluation.get('measures', {})
+  both = ('uniformity', 'same_label_similarity')
+  for space in sorted(set().union(*(measures(run) for runs in groups.values() for run in runs))):
+    keys, cells = spread(lambda run, space=space: measures(run).get(space, {}), '.4f', f'measures.{space}.')
+    rows = [[MEASURES[key][0], *(cells[name].get(key, '–') for name in letters)] for key in MEASURES if key in keys]
     parts = [Table(['', *letters], rows)]
-    if {'uniformity', 'same_label_similarity'} <= set(keys):
-      points = {name: (cells[name]['uniformity'].value, cells[name]['same_label_similarity'].value) for name in letters}
+    points = {name: [c[key].value for key in both] for name, c in cells.items() if all(key in c for key in both)}
+    if points:
       drawn = figures.uniformity_tolerance(points)
       parts.append(Figure(f'uniformity_tolerance_{space}', 'Up and to the right is better.', drawn))
     sections.append(Section(f'Measures of the {space} features', '', parts))

@@ -107,6 +107,8 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
       raise Interrupted(f'stopped at step {step} of {run.total_steps}; saved: the same command goes on from here')
   if evaluator and not results:  # the run was complete before
     results = evaluator.knn(state)
+    if not any(row['step'] == step and results.keys() <= row.keys() for row in records.read(rows.workdir)):
+      rows.write(step, results)  # what judged it then did not come to its end
   if evaluator:
     evaluator.draw_neighbours(rows.workdir / 'neighbours.png')
   return state, results

@@ -223,6 +223,25 @@ def test_compare_tells_protocols_apart_and_refuses_a_run_twice(runs, tmp_path):
   assert re.search(r'\| B \| 1 \|.*\| eval.vote = majority \|', (tmp_path / 'out' / 'compare.md').read_text())
 
 
+def test_compare_keeps_what_only_some_runs_have(runs, tmp_path):
+  other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
+  evaluation = json.loads((other / 'evaluation.json').read_text())
+  lost = evaluation.pop('linear')
+  evaluation['knn7'] = 12.25
+  del evaluation['measures']['projector'], evaluation['measures']['backbone']['rankme']
+  (other / 'evaluation.json').write_text(json.dumps(evaluation))
+  changed = json.loads((other / 'config.json').read_text())
+  changed['batch_size'] += 1
+  (other / 'config.json').write_text(json.dumps(changed))
+  report.compare([runs / 'seed1', other], tmp_path / 'out')
+  text = (tmp_path / 'out' / 'compare.md').read_text()
+  head = next(line for line in text.splitlines() if 'seeds' in line).split(' | ')
+  first, second = (re.search(rf'^\| {letter} \|.*$', text, re.MULTILINE)[0].split(' | ') for letter in 'AB')
+  assert (first[head.index('linear, %')], second[head.index('linear, %')]) == (f'{lost:.2f}', '–')
+  assert (first[head.index('knn7, %')], second[head.index('knn7, %')]) == ('–', '12.25')
+  assert 'Measures of the projector features' in text and re.search(r'RankMe.*\| –', text)
+
+
 def test_the_command_compares_the_workdirs_that_it_is_given(runs, tmp_path):
   root = pathlib.Path(report.__file__).parent.parent
   command = [

@@ -214,10 +214,14 @@ def test_the_last_step_is_saved_before_it_is_judged(tmp_path, monkeypatch):
   def fails(evaluator, state):
     raise ValueError('the test images cannot be read')
 
-  monkeypatch.setattr(train.Evaluator, 'knn', fails)
-  with pytest.raises(ValueError, match='cannot be read'):
+  with monkeypatch.context() as patched, pytest.raises(ValueError, match='cannot be read'):
+    patched.setattr(train.Evaluator, 'knn', fails)
     train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
   assert [path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()] == ['2']
+  for _ in range(2):  # the same command judges it, and writes that down once
+    summary = train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
+    judged = [row for row in records.read(tmp_path / 'run') if 'knn5' in row]
+    assert judged == [{'step': 2, 'knn5': summary['knn5']}]
 
 
 def test_a_checkpoint_of_another_config_is_refused_wherever_it_lies(reference):

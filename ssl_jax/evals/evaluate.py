@@ -237,7 +237,10 @@ def _write(workdir: pathlib.Path, results: dict, arrays: dict[str, np.ndarray], 
 
 
 def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4) -> pathlib.Path:
-  """A contact sheet of views as the encoder sees them: an image a row, the image first, then pairs of views of it."""
+  """A contact sheet of views as the encoder sees them: an image a row, the image first, then draws of all its views.
+
+  Small crops are drawn as large as the others.
+  """
   config.data.on_device = 'yes'  # the crops of the device and of the host follow one distribution
   run = prepare(config)
   folder = checkpoint.writable(workdir)
@@ -247,9 +250,9 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
   columns = [originals]
   for draw in range(draws):
     keys = example_keys(config.seed, jnp.int32(draw), jnp.arange(images))
-    views = jax.jit(lambda keys: make_views(run.augments[: config.views], keys, stored))(keys)
-    columns += [np.asarray(run.denormalize(view)) for view in views]
+    views = jax.jit(lambda keys: make_views(run.augments, keys, stored))(keys)
+    columns += [contact_sheet.enlarge(run.denormalize(view), config.data.image_size) for view in views]
   path = folder / 'views.png'
   contact_sheet.draw(np.stack(columns, axis=1), path)
-  print(f'{images} images and {draws} draws of {config.views} views each: {path}')
+  print(f'{images} images and {draws} draws of {len(run.augments)} views each: {path}')
   return path

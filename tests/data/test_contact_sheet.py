@@ -33,6 +33,12 @@ def test_small_images_are_enlarged(tmp_path, side, expected):
   assert np.asarray(Image.open(path)).shape[:2] == (expected + 2 * contact_sheet.GAP,) * 2
 
 
+def test_enlarging_repeats_pixels():
+  image = np.arange(4).reshape(1, 2, 2, 1)
+  np.testing.assert_array_equal(contact_sheet.enlarge(image, 4)[0, ..., 0], np.kron([[0, 1], [2, 3]], np.ones((2, 2))))
+  np.testing.assert_array_equal(contact_sheet.enlarge(image, 3)[0, ..., 0], [[0, 0, 1], [0, 0, 1], [2, 2, 3]])
+
+
 @pytest.mark.parametrize('shape', [(2, 3, 5, 4), (1, 1, 5, 4, 2), (0, 3, 5, 4, 3)])
 def test_another_shape_is_an_error_in_one_line(tmp_path, shape):
   with pytest.raises(ValueError, match=r'^rows of shape \(.*\): give \[rows, columns, H, W, C\]'):

@@ -5,9 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from configs import base
 from ssl_jax import config, run, train
+from ssl_jax.data import contact_sheet
 from ssl_jax.evals import evaluate, features, judge, knn, linear, metrics
 from tests.test_train import tiny
 
@@ -121,6 +123,19 @@ def test_views_are_cropped_from_the_stored_size_and_judged_at_the_encoder_s(trai
   train.train(larger, tmp_path / 'run')
   _, arrays = stored(tmp_path / 'run')
   assert len(arrays['test_backbone']) == 16
+
+
+def test_the_contact_sheet_has_every_view_of_an_image(tmp_path):
+  chosen = tiny(tmp_path, small_crops=dict(number=1, size=6), **{'data.stored_size': 16})
+  path = evaluate.draw_views(chosen, tmp_path / 'views', images=3, draws=2)
+  side = 12 * 8 + 2 * contact_sheet.GAP  # images of 12 pixels are drawn eight times as large
+  with Image.open(path) as sheet:
+    assert sheet.size == ((1 + 2 * 3) * side, 3 * side)
+    tiles = np.asarray(sheet).reshape(3, side, 7, side, 3).swapaxes(1, 2)
+  small, large = tiles[:, 3], tiles[:, 1]
+  blocks = lambda tile: tile[2:-2, 2:-2].reshape(6, 16, 6, 16, 3)
+  assert all((blocks(tile) == blocks(tile)[:, :1, :, :1]).all() for tile in small)  # of 6 pixels, enlarged
+  assert not any((blocks(tile) == blocks(tile)[:, :1, :, :1]).all() for tile in large)
 
 
 def test_class_accuracies_average_to_the_accuracy(trained):
