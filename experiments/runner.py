@@ -2,7 +2,7 @@
 
   python -m experiments.dystress.sweep --budget-minutes=25   # what is missing, most important first, for 25 minutes
   python -m experiments.dystress.sweep --list                # what is done and what is not, with each run's command
-  python -m experiments.dystress.sweep --table               # results.jsonl -> the table in README.md
+  python -m experiments.dystress.sweep --table               # results.jsonl -> the table and its picture in README.md
 
 A run is one process of main.py and one line of results.jsonl: config, commit, seed, device, wall time, protocol and
 every metric at the last epoch. An interrupted sweep stops its runs, which save themselves; the same command goes on.
@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments import tables
+from experiments import pictures, tables
 from experiments.tables import Row, Sweep
 from ssl_jax.names import nearest
 
@@ -276,6 +276,7 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
     if not writing:
       failed = run(sweep, folder, **chosen, program=program)
     tables.write(sweep, folder)
+    pictures.draw(sweep, folder)
   except ValueError as error:
     sys.exit(f'{folder.name}: {error}')
   if failed:

@@ -122,6 +122,18 @@ def _relevant(config: Mapping) -> dict:
 # Markdown
 
 
+def comparable(sweep: Sweep, finished: Mapping) -> tuple[list[Column], list[tuple[Row, list[dict]]]] | None:
+  """The columns that the paper has, and the rows that were run, each with its results; None if there is neither."""
+  columns = [column for column in sweep.columns if any(column.metric in row.published for row in sweep.rows)]
+  rows = [(row, _results(row, finished)) for row in sweep.rows]
+  rows = [(row, results) for row, results in rows if results]
+  return (columns, rows) if columns and rows else None
+
+
+def _results(row: Row, finished: Mapping) -> list[dict]:
+  return [result for (name, _), result in sorted(finished.items()) if name == row.name]
+
+
 def markdown(sweep: Sweep, finished: Mapping) -> str:
   """The rows beside the published numbers, mean ± standard deviation over seeds; '—' where nothing was run yet."""
   compared = [any(column.metric in row.published for row in sweep.rows) for column in sweep.columns]
@@ -130,7 +142,7 @@ def markdown(sweep: Sweep, finished: Mapping) -> str:
     head += [f'{column.title}: published', 'here', 'difference'] if both else [column.title]
   lines, waiting = [[*head, 'seeds', 'config'], ['---'] * (len(head) + 2)], []
   for row in sweep.rows:
-    results = [result for (name, _), result in sorted(finished.items()) if name == row.name]
+    results = _results(row, finished)
     if row.further and not results:
       waiting.append(row.name)
       continue
@@ -139,6 +151,7 @@ def markdown(sweep: Sweep, finished: Mapping) -> str:
       cells += _cells(column, row.published.get(column.metric), column.values(results), both)
     lines.append([*cells, str(len(results)), f'`{" ".join([row.config, *_flags(row.changes)])}`'])
   text = f'{sweep.protocol}\n\n' + ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+  text += '\n![Published and measured here](results.svg)\n' if comparable(sweep, finished) else ''
   text += f'\nEach row has `{" ".join(_flags(sweep.common))}` too.\n' if sweep.common else ''
   return text + (f'\nFurther rows of the sweep, not run yet: {", ".join(waiting)}.\n' if waiting else '')
 

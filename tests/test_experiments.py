@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from configs import cifar10
-from experiments import runner, tables
+from experiments import pictures, runner, tables
 from experiments.behaviour import figures
 from experiments.tables import Column, Row, Sweep
 from ssl_jax import methods
@@ -138,7 +138,11 @@ def test_the_table_in_the_readme_is_that_of_the_results(name):
   folder = ROOT / 'experiments' / name
   text = (folder / 'README.md').read_text()
   shown = text.split(tables.MARKS[0] + '\n')[1].split(tables.MARKS[1])[0]
-  assert shown == tables.markdown(SWEEPS[name], tables.done(SWEEPS[name], folder)), 'run the sweep with --table'
+  finished = tables.done(SWEEPS[name], folder)
+  assert shown == tables.markdown(SWEEPS[name], finished), 'run the sweep with --table'
+  if found := tables.comparable(SWEEPS[name], finished):
+    drawn = (folder / 'results.svg').read_text()
+    assert all(f'>{row.title}</text>' in drawn for row, _ in found[1]), 'run the sweep with --table'
 
 
 def test_the_papers_main_rows_come_first():
@@ -366,9 +370,21 @@ def test_the_table_has_means_spreads_and_differences_and_can_be_written_twice(pl
   assert text.startswith('Before.\n') and text.endswith('\nAfter.\n') and 'old' not in text
   tables.write(sweep, folder)
   assert (folder / 'README.md').read_text() == text
+  assert '![Published and measured here](results.svg)' in lines
+  pictures.draw(sweep, folder)
+  titles = re.findall('>(τ = [0-9.]+|a range|paper|here)</text>', (folder / 'results.svg').read_text())
+  assert titles == ['τ = 0.1', 'a range', 'paper', 'here']
   (folder / 'README.md').write_text('no marks')
   with pytest.raises(ValueError, match='has no <!-- table -->'):
     tables.write(sweep, folder)
+
+
+def test_without_results_or_published_numbers_there_is_no_picture(tmp_path):
+  alone = Row('alone', 'alone', 'configs/cifar10.py')
+  pictures.draw(sweep_of(tau(0.1)), tmp_path)
+  tables.append(tmp_path / 'results.jsonl', result(sweep_of(alone), alone, 0))
+  pictures.draw(sweep_of(alone), tmp_path)
+  assert not (tmp_path / 'results.svg').exists()
 
 
 def test_the_figures_are_drawn_from_whichever_results_are_there(tmp_path, capsys):
