@@ -84,8 +84,7 @@ class Run:
 
   def host_batches(self, start_step: int):
     """Batches from host workers: this process's part of each, decoded and cropped."""
-    config, both = self.config, _settings(self.config)
-    crops = [pipeline.Crop(s['crop_scale'], s['crop_ratio'], s['interpolation']) if s['crop'] else None for s in both]
+    config = self.config
     return pipeline.batches(
       self.train,
       seed=config.seed,
@@ -93,7 +92,7 @@ class Run:
       start_step=start_step,
       total_steps=self.total_steps,
       size=config.data.image_size,
-      crops=[crops[v % 2] for v in range(config.views)],
+      crops=host_crops(config),
       num_workers=config.data.workers,
       process_index=jax.process_index(),
       process_count=jax.process_count(),
@@ -197,6 +196,13 @@ def _settings(config) -> tuple[dict, dict]:
   settings = augment.validate(augment.PRESETS[name] | changes)
   augment.validate(dict(config.augment_other), 'augment_other')
   return settings, settings | dict(config.augment_other)
+
+
+def host_crops(config) -> list[pipeline.Crop | None]:
+  """The crop of each view, where the host crops; None: the centre square."""
+  both = _settings(config)
+  crops = [pipeline.Crop(s['crop_scale'], s['crop_ratio'], s['interpolation']) if s['crop'] else None for s in both]
+  return [crops[v % 2] for v in range(config.views)]
 
 
 def augments_of(config, on_device: bool):

@@ -3,7 +3,9 @@
 Both see random crops and flips of the training images. All labels, a share of them, or a few a class.
 """
 
+import contextlib
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -17,7 +19,7 @@ from ssl_jax.data import pipeline
 from ssl_jax.evals import check, features, linear
 from ssl_jax.evals.tally import mean_and_spread
 from ssl_jax.parallel import AXIS
-from ssl_jax.run import Run, augments_of, stored_size
+from ssl_jax.run import Run, augments_of, host_crops, stored_size
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, scan_update
 
@@ -52,12 +54,15 @@ def class_weights(labels: np.ndarray, classes: int) -> np.ndarray:
   return np.where(counts > 0, len(labels) / (np.maximum(counts, 1) * np.sum(counts > 0)), 0).astype(np.float32)
 
 
-def _crops_and_flips(config: ConfigDict):
-  """(augmentation of training images without changes of colour, normalisation of test images)"""
+def _crops_and_flips(config: ConfigDict, on_device: bool = True):
+  """(augmentation of training images without changes of colour, normalisation of test images)
+
+  Where the images are not on the device, the host has cropped them.
+  """
   plain = ConfigDict(config.to_dict())
   plain.augment.update({name: 0.0 for name in NOT_GEOMETRIC})
   plain.augment_other = {}
-  augments, normalize, *_ = augments_of(plain, on_device=True)
+  augments, normalize, *_ = augments_of(plain, on_device)
   return augments[0], normalize
 
 
@@ -184,7 +189,8 @@ def _one_seed(run: Run, state: State, known, which, protocol, frozen, seed) -> t
 def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed) -> tuple[_Classifier, dict]:
   """The classifier, and its parameters and running statistics on the devices."""
   config, devices = run.config, run.devices
-  augment, normalize = _crops_and_flips(config)
+  in_memory = features.ready(source, stored_size(config))
+  augment, normalize = _crops_and_flips(config, in_memory)
   evaluated, statistics = state.evaluated
   encoder, stats = evaluated['network']['encoder'], statistics.get('encoder', {})
   width = _width(run, encoder, stats)
@@ -204,39 +210,58 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed
   if not batch:
     raise ValueError(f'labels: only {len(source)} images for {count} devices; use fewer devices or more labels')
   lowered = batch / protocol.batch if protocol.optimiser == 'sgd' else 1.0  # the linear rule
-  train_on = _trainer(run, source, update)
-  for epoch, factor in enumerate(protocol.rates()):
-    fitted |= dict(rate=devices.replicate(np.float32(protocol.learning_rate * factor * lowered)))
-    order = pipeline.order(seed, epoch, len(source))
-    fitted = train_on(fitted, order[: len(order) // batch * batch].reshape(-1, batch))
+  rates = [protocol.learning_rate * factor * lowered for factor in protocol.rates()]
+  with (_device_epochs if in_memory else _host_epochs)(run, source, update, batch, len(rates), seed) as train:
+    for epoch, rate in enumerate(rates):
+      fitted = train(fitted | dict(rate=devices.replicate(np.float32(rate))), epoch)
   return model, fitted
 
 
-def _trainer(run: Run, source, update):
-  """(state, positions [S, b] of an epoch's batches) -> state. Images in memory go to the device once for all epochs."""
-  devices, size = run.devices, stored_size(run.config)
-  own_part = lambda batch: np.split(batch, jax.process_count(), axis=-1)[jax.process_index()]
-  if not features.ready(source, size):
-    one = devices.map(update, replicated=1, sharded=2, donate=(0,))
-
-    def read_and_train(state, batches):
-      for batch in batches:
-        images, places = features.squares(source, own_part(batch), size)
-        state, _ = one(state, *devices.shard((images, places.astype(np.int32))))
-      return state
-
-    return read_and_train
+@contextlib.contextmanager
+def _device_epochs(run: Run, source, update, batch, epochs, seed):
+  """(state, epoch) -> state, over images that go to the device once for all epochs."""
+  del epochs
+  devices = run.devices
   many = devices.map(scan_update(update), replicated=2, sharded=1, donate=(0,))
-  dataset = devices.replicate(source.items)
+  dataset, steps = devices.replicate(source.items), len(source) // batch
+  length = run.steps_per_call(steps)
 
-  def train(state, batches):
-    length = run.steps_per_call(len(batches))
-    for start in range(0, len(batches), length):
-      index = own_part(batches[start : start + length]).T.astype(np.int32)
-      state, _ = many(state, dataset, devices.shard(index))
+  def train(state, epoch):
+    order = pipeline.order(seed, epoch, len(source))[: steps * batch].reshape(steps, batch)
+    for start in range(0, steps, length):
+      index = np.split(order[start : start + length], jax.process_count(), axis=1)[jax.process_index()]
+      state, _ = many(state, dataset, devices.shard(index.T.astype(np.int32)))
     return state
 
-  return train
+  yield train
+
+
+@contextlib.contextmanager
+def _host_epochs(run: Run, source, update, batch, epochs, seed):
+  """The same over images that the host decodes and crops, a few batches ahead."""
+  config, devices, steps = run.config, run.devices, len(source) // batch
+  one = devices.map(update, replicated=1, sharded=2, donate=(0,))
+  host = pipeline.batches(
+    source,
+    seed=seed,
+    batch_size=batch,
+    total_steps=epochs * steps,
+    size=config.data.image_size,
+    crops=host_crops(config)[:1],
+    num_workers=config.data.workers,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
+  with contextlib.closing(host):
+    ahead = pipeline.prefetch(host, lambda read: devices.shard((read['images'][:, 0], read['index'])))
+
+    def train(state, epoch):
+      del epoch  # the batches come in its order
+      for images, index in itertools.islice(ahead, steps):
+        state, _ = one(state, images, index)
+      return state
+
+    yield train
 
 
 def _width(run: Run, encoder, stats) -> int:

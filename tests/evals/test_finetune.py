@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import run
-from ssl_jax.data import augment
+from ssl_jax.data import augment, pipeline
 from ssl_jax.evals import evaluate, features, finetune, linear
 from tests.test_train import tiny
 
@@ -76,6 +76,17 @@ def test_fine_tuning_learns_easy_classes_and_moves_the_encoder(prepared):
   assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool(np.any(a != b)), stats, state.batch_stats['encoder'])))
 
 
+def test_the_host_crops_from_the_images_as_they_are_stored(tmp_path, monkeypatch):
+  chosen = tiny(tmp_path, **{'data.image_size': 8, 'data.on_device': 'no', 'augment.crop_scale': (0.4, 0.9)})
+  prepared, asked = run.prepare(chosen), []
+  batches = pipeline.batches
+  monkeypatch.setattr(pipeline, 'batches', lambda source, **kw: asked.append((source, kw)) or batches(source, **kw))
+  assert finetune.finetune(prepared, prepared.initial_state(), protocol=SHORT)['top1'] > 60
+  ((source, settings),) = asked
+  assert source.items.shape == (64, 12, 12, 3)
+  assert settings['size'] == 8 and settings['crops'][0].scale == (0.4, 0.9) and len(settings['crops']) == 1
+
+
 @pytest.mark.parametrize('frozen', [False, True])
 def test_the_same_classifier_on_any_devices(prepared, frozen):
   protocol = dataclasses.replace(SHORT, epochs=1)
@@ -84,14 +95,15 @@ def test_the_same_classifier_on_any_devices(prepared, frozen):
 
 
 @pytest.mark.parametrize('frozen', [False, True])
-def test_the_same_classifier_from_images_on_the_device_and_from_the_host(prepared, frozen, monkeypatch):
+def test_the_same_classifier_from_images_on_the_device_and_from_the_host(tmp_path, frozen, monkeypatch):
   protocol = dataclasses.replace(SHORT, epochs=2)
+  chosen = run.prepare(tiny(tmp_path, augment=dict(name='none', flip=0.5)))  # the host draws crops of its own
+  prepared = (lambda devices: chosen), chosen.initial_state()
   one_by_one = fit(prepared, 1, protocol, frozen=frozen)
   with monkeypatch.context() as patched:
     patched.setattr(features, 'ready', lambda source, size: False)
     from_host = fit(prepared, 1, protocol, frozen=frozen)
-  parts, _ = prepared
-  monkeypatch.setitem(parts(1).config.parallel, 'steps_per_call', 3)  # an epoch has 4
+  chosen.config.parallel.steps_per_call = 3  # an epoch has 4
   scanned = fit(prepared, 1, protocol, frozen=frozen)
   chex.assert_trees_all_close(one_by_one, from_host, rtol=1e-5, atol=1e-6)
   chex.assert_trees_all_close(one_by_one, scanned, rtol=1e-4, atol=1e-5)
@@ -112,7 +124,9 @@ def test_without_augmentation_a_frozen_step_is_the_papers_formula(prepared, monk
   parts, state = prepared
   chosen = parts(1)
   monkeypatch.setattr(
-    finetune, '_crops_and_flips', lambda config: (lambda key, image: chosen.normalize(image), chosen.normalize)
+    finetune,
+    '_crops_and_flips',
+    lambda config, on_device=True: (lambda key, image: chosen.normalize(image), chosen.normalize),
   )
   protocol = linear.Protocol('', 'sgd', 2.0, 64, 1, (5,), 0.1)
   params, _ = fit(prepared, 1, protocol, frozen=True)
@@ -132,7 +146,9 @@ def test_fine_tuning_steps_are_those_of_the_classes_mean_loss(prepared, monkeypa
   parts, state = prepared
   chosen = parts(1)
   monkeypatch.setattr(
-    finetune, '_crops_and_flips', lambda config: (lambda key, image: chosen.normalize(image), chosen.normalize)
+    finetune,
+    '_crops_and_flips',
+    lambda config, on_device=True: (lambda key, image: chosen.normalize(image), chosen.normalize),
   )
   kept = np.flatnonzero(np.arange(64) // 4 < np.array([16, 8, 4, 2])[chosen.train.labels])
   found, _ = fit(prepared, 1, linear.Protocol('', 'sgd', 0.5, 30, 2, (1,), 0.1), frozen=False, images=kept)
