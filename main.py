@@ -4,6 +4,7 @@ python main.py --config=configs/quickstart.py --workdir=runs/quickstart
 python main.py --config=configs/cifar10.py:dystress --workdir=runs/dystress --config.seed=1
 python main.py --mode=evaluate --workdir=runs/dystress
 python main.py --mode=report --workdir=runs/dystress
+python main.py --mode=export --workdir=runs/dystress
 python main.py --mode=compare --workdir=runs/compared runs/cifar10 runs/dystress
 python main.py --mode=views --config=configs/cifar10.py --workdir=runs/views
 """
@@ -14,7 +15,7 @@ import traceback
 
 from absl import app, flags, logging
 
-MODES = ('train', 'evaluate', 'report', 'compare', 'views')
+MODES = ('train', 'evaluate', 'export', 'report', 'compare', 'views')
 CONFIG = flags.DEFINE_string('config', None, 'FILE.py[:options]; any of its keys is a flag too: --config.seed=1.')
 WORKDIR = flags.DEFINE_string('workdir', None, 'Where the run lives; the same command goes on where it stopped.')
 MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (a contact sheet of augmented views).')
@@ -22,7 +23,7 @@ MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (a contact shee
 
 def run(arguments):
   from configs import base
-  from ssl_jax import checkpoint, config, names, parallel, report, train
+  from ssl_jax import checkpoint, config, export, names, parallel, report, train
   from ssl_jax.evals import evaluate
 
   overrides = [a.removeprefix('--config.') for a in arguments if a.startswith('--config.') and '=' in a]
@@ -38,11 +39,13 @@ def run(arguments):
     return report.compare(others, WORKDIR.value) if MODE.value == 'compare' else report.report(WORKDIR.value)
   if CONFIG.value:
     chosen = config.load(CONFIG.value, overrides)
-  elif MODE.value == 'evaluate':
+  elif MODE.value in ('evaluate', 'export'):
     chosen = config.restore(checkpoint.read_config(WORKDIR.value), base.get_config(), overrides)
   else:
     raise ValueError('--config is missing: give a file, such as --config=configs/quickstart.py')
   config.validate(chosen, base.get_config())
+  if MODE.value == 'export':
+    return export.export(chosen, WORKDIR.value)
   parallel.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
   parallel.compile_faster()
   {'train': train.train, 'evaluate': evaluate.evaluate, 'views': evaluate.draw_views}[MODE.value](chosen, WORKDIR.value)

@@ -26,11 +26,17 @@ def writable(workdir: str | os.PathLike) -> pathlib.Path:
     ) from None
 
 
+def saved(workdir: str | os.PathLike) -> bool:
+  """Whether a workdir has a checkpoint."""
+  folder = pathlib.Path(workdir).expanduser() / 'checkpoints'
+  return any(step.name.isdigit() for step in folder.glob('*'))  # other names are of what is not whole yet
+
+
 def check(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
   """The workdir, or an error where another run has it; a run that has saved nothing yet has no claim to it."""
   workdir = writable(workdir)
-  saved = any((workdir / 'checkpoints').glob('[0-9]*'))
-  if saved and (workdir / 'config.json').exists() and (differs := difference(read_config(workdir), config)):
+  known = saved(workdir) and (workdir / 'config.json').exists()
+  if known and (differs := difference(read_config(workdir), config)):
     raise ValueError(f'--workdir={str(workdir)!r} holds a run of another config ({differs}): give another directory')
   return workdir
 
@@ -89,6 +95,12 @@ class Checkpoints:
     if differs := difference(saved, self.config):
       raise ValueError(f'checkpoint {step} in {self.manager.directory} is of another config ({differs})')
     return self._read(step, state=ocp.args.StandardRestore(like))
+
+  def newest(self) -> State:
+    """The newest state as it was saved, of nested dicts: for what has neither the data nor the optimiser."""
+    if (step := self.latest()) is None:
+      raise ValueError(f'{self.manager.directory} has no checkpoint yet: train first')
+    return State(**self._read(step, state=ocp.args.StandardRestore()))
 
   def unlogged(self) -> list[dict]:
     """The metrics of the steps before the newest state that no row has yet."""

@@ -78,6 +78,9 @@ LEAST = {
 # Keys that may change between the parts of a resumed run, since they do not change what it computes.
 HARMLESS = ('data.path', 'data.workers', 'data.broken', 'parallel', 'checkpoint', 'log', 'eval')
 
+# Keys that are younger than runs which may go on, with what those runs did.
+LATER = {'init': '', 'data.stored_size': 0}
+
 # Keys that change neither what a run computes nor how it is judged.
 IRRELEVANT = (
   *(key for key in HARMLESS if key != 'eval'),
@@ -109,11 +112,15 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 
 def restore(saved: Mapping, base: ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict:
-  """The config of a finished run, from its config.json; harmless keys that came later are those of `base`."""
+  """The config of a finished run, from its config.json; keys that came later are of LATER, harmless ones of `base`."""
   tuples = lambda x: (
     {k: tuples(v) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
   )
   config = ConfigDict(tuples(saved))
+  for key, value in LATER.items():
+    section, _, last = key.rpartition('.')
+    part = config[section] if section else config
+    part[last] = part.get(last, value)
   for section in (key for key in HARMLESS if key in base and key in config):
     config[section] = ConfigDict({**base[section].to_dict(), **config[section].to_dict()})
   return _overridden(config, overrides)
@@ -243,7 +250,7 @@ def _validate_keys(config, base, prefix):
 
 def difference(old: Mapping, new: Mapping) -> str | None:
   """The first key in which two runs differ in more than harmless ways, as one line; None if they are the same run."""
-  old, new = flatten(old), flatten(new)
+  old, new = LATER | flatten(old), LATER | flatten(new)
   for key in sorted(old.keys() | new.keys()):
     harmless = any(key == h or key.startswith(h + '.') for h in HARMLESS)
     if not harmless and old.get(key) != new.get(key):

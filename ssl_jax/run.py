@@ -3,15 +3,16 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 from ml_collections import ConfigDict
 
-from ssl_jax import methods, optim
+from ssl_jax import methods, optim, weights
 from ssl_jax.data import augment, imbalance, pipeline, sources
 from ssl_jax.names import nearest
 from ssl_jax.parallel import AXIS, Devices
@@ -32,6 +33,7 @@ class Run:
   steps_per_epoch: int
   total_steps: int
   method: methods.Method
+  start: Mapping | None  # the encoder's variables of the file `init`, where it begins with them
   rate: optax.Schedule
   optimizer: optax.GradientTransformation
   probe: Probe | None
@@ -69,6 +71,8 @@ class Run:
     size = self.config.data.image_size
     images = jnp.zeros((2, size, size, 3), jnp.float32)
     params, batch_stats, extra = jax.jit(self.method.init)(jax.random.key(self.config.seed), images)
+    if self.start:
+      params, batch_stats, extra = self.method.start_from(self.start, params, batch_stats, extra)
     if self.config.ema:
       extra = {**extra, 'average': average_of(params, batch_stats)}
     if self.probe:
@@ -99,14 +103,18 @@ class Run:
     )
 
 
-def prepare(config: ConfigDict) -> Run:
-  """Finds whatever is wrong with a valid config: devices first, then names and parameters, then the data."""
+def prepare(config: ConfigDict, *, resumed: bool = False) -> Run:
+  """Finds whatever is wrong with a valid config: devices first, then names and parameters, then the data.
+
+  A `resumed` run has its weights in a checkpoint, and does not need the file `init` any more.
+  """
   devices = Devices.choose(config.parallel.map, config.parallel.devices)
   count = len(devices.devices)
   if config.batch_size % count:
     near = max(config.batch_size // count, 1) * count
     raise ValueError(f'batch_size = {config.batch_size} does not divide over {count} devices: try {near}')
-  try_network(config)  # a mistake is told before the data is read
+  encoder = try_network(config)  # a mistake is told before the data is read
+  start = weights.load(config.init, encoder, config.data.image_size) if config.init and not resumed else None
   augments_of(config, on_device=True)
   kept = imbalance.create(config.imbalance)
   skipped = collections.Counter()
@@ -130,6 +138,7 @@ def prepare(config: ConfigDict) -> Run:
     train=train,
     on_device=on_device,
     method=methods.create(config, examples=len(train), axis_name=AXIS, **lengths),
+    start=start,
     rate=rate,
     optimizer=optim.create(config.optimizer, rate),
     probe=Probe(train.labels, config.probe) if config.probe else None,
@@ -141,12 +150,13 @@ def prepare(config: ConfigDict) -> Run:
   )
 
 
-def try_network(config) -> None:
-  """Traces the network of a config, so that sizes and types that cannot be are told in one line."""
+def try_network(config) -> nn.Module:
+  """The encoder of a config, whose network was traced, so that sizes and types that cannot be are told in one line."""
   try:
     method = methods.create(config, steps_per_epoch=1, total_steps=1)
     images = jnp.zeros((2, config.data.image_size, config.data.image_size, 3), jnp.float32)
     jax.eval_shape(method.init, jax.random.key(0), images)
+    return method.network.encoder
   except (TypeError, ZeroDivisionError, OverflowError) as error:
     parts = ', '.join(f'{name} = {config[name].to_dict()}' for name in ('model', 'projector', 'method'))
     raise ValueError(f'these do not make a network ({str(error).splitlines()[0]}): {parts}') from error
@@ -187,7 +197,7 @@ def _load(config, split, skipped, data=None, kept=None) -> tuple[sources.Source,
   return source, False
 
 
-def _settings(config) -> tuple[dict, dict]:
+def augment_settings(config) -> tuple[dict, dict]:
   """The preset that `augment` names, with what the config changes in it: for the first view, and for the second."""
   changes = dict(config.augment)
   name = changes.pop('name')
@@ -200,7 +210,7 @@ def _settings(config) -> tuple[dict, dict]:
 
 def host_crops(config) -> list[pipeline.Crop | None]:
   """The crop of each view, where the host crops; None: the centre square."""
-  both = _settings(config)
+  both = augment_settings(config)
   crops = [pipeline.Crop(s['crop_scale'], s['crop_ratio'], s['interpolation']) if s['crop'] else None for s in both]
   return [crops[v % 2] for v in range(config.views)]
 
@@ -208,7 +218,7 @@ def host_crops(config) -> list[pipeline.Crop | None]:
 def augments_of(config, on_device: bool):
   """The augmentation of each view, the view that evaluations take, and the way back to pixels."""
   common = dict(size=config.data.image_size) | ({} if on_device else dict(crop=False))  # the host has cropped already
-  settings, other = (s | common for s in _settings(config))
+  settings, other = (s | common for s in augment_settings(config))
   small = dict(size=config.small_crops.size, crop_scale=config.small_crops.scale)
   augments = [augment.make(other if v % 2 else settings) for v in range(config.views)]
   augments += [augment.make(settings | small) for _ in range(config.small_crops.number)]

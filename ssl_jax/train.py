@@ -37,7 +37,7 @@ class Interrupted(Exception):
 def train(config: ConfigDict, workdir: str) -> dict:
   """Trains the run of `config` in `workdir`, from its last checkpoint if there is one. Returns the summary."""
   start = time.monotonic()
-  run = prepare(config)
+  run = prepare(config, resumed=checkpoint.saved(workdir))
   evaluator = Evaluator(run) if config.eval.k or run.probe or config.eval.at_end else None
   workdir = checkpoint.claim(workdir, config.to_dict())
   with contextlib.ExitStack() as stack:
@@ -260,7 +260,7 @@ def _machine(run: Run) -> dict:
 
 def _opening(run: Run, workdir, first: int) -> str:
   config, kind = run.config, run.devices.devices[0].device_kind
-  begin = f'goes on at step {first}' if first else 'starts'
+  begin = f'goes on at step {first}' if first else f'starts from {config.init}' if config.init else 'starts'
   return (
     f'{config.method.name}, {config.model.name}, {config.data.name} ({len(run.train):,} images): '
     f'{run.total_steps:,} steps of {config.batch_size} on {len(run.devices.devices)} x {kind}; {begin} in {workdir}'

@@ -26,13 +26,15 @@ ALLOWED = {
   'checkpoint': {'config', 'state'},
   'records': {'checkpoint'},
   'methods': LOSSES | {'models', 'methods'},
+  'weights': {'models'},
   'step': {'methods', 'probe', 'state'},
-  'run': {'methods', 'optim', 'data', 'parallel', 'probe', 'state'},
+  'run': {'methods', 'optim', 'data', 'parallel', 'probe', 'state', 'weights'},
 }
 ALLOWED['figures'] = LOSSES | {'figures'}
 ALLOWED['page'] = {'figures', 'checkpoint'}
 ALLOWED['evals'] = {*ALLOWED, 'evals'}
 ALLOWED['report'] = {*ALLOWED, 'report'}
+ALLOWED['export'] = {*ALLOWED} - {'report'}
 ALLOWED['train'] = set(ALLOWED) | {'train'}
 
 

@@ -169,17 +169,21 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
   """Judges a workdir's newest checkpoint: evaluation.json has the numbers, evaluation.npz what the figures need.
 
   On another set (`eval.data.name`) these are evaluation_NAME.json and .npz, and the run's own stay.
+  A workdir without one will do where `init` names a file: then its encoder is judged as it is.
   """
   if config.eval.file:
     return evaluate_features(config.eval.file, workdir, config.eval)
-  checkpoint.read_config(workdir)
-  run = prepare(config)
+  if not config.init:
+    checkpoint.read_config(workdir)
+  run = prepare(config, resumed=checkpoint.saved(workdir))
   evaluator = Evaluator(run)
   workdir = checkpoint.check(workdir, config.to_dict())
   checkpoints = checkpoint.Checkpoints(workdir, run.identity)
-  if checkpoints.latest() is None:
+  state = run.initial_state()
+  if checkpoints.latest() is not None:
+    state = checkpoints.restore(state)
+  elif not config.init:
     raise ValueError(f'--workdir={str(workdir)!r} has no checkpoint yet: train first')
-  state = checkpoints.restore(run.initial_state())
   checkpoints.close()
   return evaluator.judge(state, workdir)
 

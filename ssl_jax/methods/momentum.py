@@ -34,6 +34,10 @@ class Momentum(Method):
     params, batch_stats, extra = super().init(key, images)
     return params, batch_stats, {**extra, 'momentum': _followed(params)}
 
+  def start_from(self, encoder, params, batch_stats, extra):
+    params, batch_stats, extra = super().start_from(encoder, params, batch_stats, extra)
+    return params, batch_stats, {**extra, 'momentum': _followed(params)}
+
   def follow(self, params: Any, extra: Any, inputs: Inputs) -> Any:
     """The weights of the momentum encoder of this step."""
     rate = 1 - self.momentum

@@ -83,6 +83,13 @@ class Method:
     params = {'network': variables['params'], 'temperature': self.temperature.init()}
     return params, variables.get('batch_stats', {}), {}
 
+  def start_from(self, encoder: Mapping, params: Any, batch_stats: Any, extra: Any) -> tuple[Any, Any, Any]:
+    """What `init` gave, with the weights of another encoder: {'params': ..., 'batch_stats': ...}."""
+    params = {**params, 'network': {**params['network'], 'encoder': encoder['params']}}
+    if 'batch_stats' in encoder:
+      batch_stats = {**batch_stats, 'encoder': encoder['batch_stats']}
+    return params, batch_stats, extra
+
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     """The mean loss of this device's examples, and what the step leaves behind."""
     raise TypeError(f'{type(self).__name__} has no loss')

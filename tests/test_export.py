@@ -1,0 +1,409 @@
+"""What leaves a run gives the same features elsewhere, in torch and in bare jax, and what comes back is what left."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+from absl import flags
+
+import main
+from configs import base
+from ssl_jax import checkpoint, config, export, models, records, run, train, weights
+from ssl_jax.evals import evaluate
+from ssl_jax.models.vit import ViT
+from ssl_jax.state import average_of
+from tests.models import torch_models
+from tests.test_main import call
+from tests.test_train import tiny
+
+BASIC, BOTTLENECK = torch_models.BasicBlock, torch_models.Bottleneck
+VIT = dict(patch=4, width=24, depth=2, heads=3)
+
+
+def random_variables(module, size, seed=0):
+  """Variables of which none is a 0 or 1 that could hide a mistake, float32 on the host."""
+  shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, size, size, 3)), train=False))
+  rng = np.random.default_rng(seed)
+
+  def draw(path, leaf):
+    if path[-1].key in ('var', 'scale'):
+      return rng.uniform(0.5, 1.5, leaf.shape).astype(np.float32)
+    fan_in = np.prod(leaf.shape[:-1]) if leaf.ndim > 1 else 20
+    return rng.normal(0, fan_in**-0.5, leaf.shape).astype(np.float32)
+
+  return jax.tree_util.tree_map_with_path(draw, shapes)
+
+
+def written(folder, tensors):
+  path = folder / 'encoder.safetensors'
+  safetensors.numpy.save_file(tensors, path)
+  return path
+
+
+def exact_features(module, variables, images):
+  """In float64, from the float32 variables."""
+  with jax.enable_x64(True):
+    wide = jax.tree.map(lambda x: np.asarray(x, np.float64), variables)
+    apply = jax.jit(lambda v, x: module.clone(dtype=jnp.float64).apply(v, x, train=False))
+    return np.asarray(apply(wide, images.astype(np.float64)))
+
+
+@pytest.mark.parametrize(
+  ('name', 'stem', 'block', 'stage_sizes', 'variance'),
+  [
+    ('resnet18', 'imagenet', BASIC, (2, 2, 2, 2), 1.0),
+    ('resnet18_cifar', 'cifar', BASIC, (1, 2), 1.0),
+    ('resnet50', 'imagenet', BOTTLENECK, (2, 1), 1.0),
+    ('resnet18_cifar', 'cifar', BASIC, (1, 1), 1e-5),  # as small as the epsilon that is added to it
+  ],
+)
+def test_a_resnet_in_torch_gives_the_same_features(name, stem, block, stage_sizes, variance, tmp_path):
+  module = models.create(name, stage_sizes=stage_sizes, width=8)
+  variables = random_variables(module, 33)
+  shrink = lambda path, x: x * np.float32(variance) if path[-1].key == 'var' else x
+  variables = jax.tree_util.tree_map_with_path(shrink, variables)
+  reference = torch_models.ResNet(block, stage_sizes, stem=stem, width=8).double().eval()
+  file = written(tmp_path, weights.to_torch(variables))
+  reference.load_state_dict(safetensors.torch.load_file(file), strict=True)
+  x_torch, x = torch_models.images((2, 33, 47, 3))  # odd sizes: padding on the wrong side would show
+  expected = reference(x_torch).detach().numpy()
+  torch_models.assert_close(exact_features(module, variables, x), expected, 1e-10)
+
+
+@pytest.mark.parametrize(
+  ('name', 'block', 'stage_sizes'), [('18', BASIC, (2, 2, 2, 2)), ('50', BOTTLENECK, (3, 4, 6, 3))]
+)
+@pytest.mark.parametrize('stem', ['imagenet', 'cifar'])
+def test_the_names_and_shapes_of_whole_resnets_are_torchvision_s(name, block, stage_sizes, stem):
+  module = models.create(f'resnet{name}' + ('_cifar' if stem == 'cifar' else ''))
+  shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False))
+  found = weights.to_torch(jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), shapes))
+  expected = torch_models.ResNet(block, stage_sizes, stem=stem).state_dict()
+  expected = {k: tuple(v.shape) for k, v in expected.items() if not k.endswith('num_batches_tracked')}
+  assert {k: v.shape for k, v in found.items()} == expected
+
+
+def test_the_small_alexnet_in_torch_gives_the_same_features(tmp_path):
+  module = models.create('alexnet_small')
+  variables = random_variables(module, 15)
+  reference = torch_models.AlexNet(15).eval()
+  reference.load_state_dict(safetensors.torch.load_file(written(tmp_path, weights.to_torch(variables))), strict=True)
+  x_torch, x = torch_models.images((3, 15, 15, 3))
+  expected = reference(x_torch.float()).detach().numpy()
+  torch_models.assert_close(jax.jit(lambda v: module.apply(v, x, train=False))(variables), expected, 1e-5)
+
+
+def test_a_vit_in_torch_gives_the_same_features():
+  """With the exported positions, added to token and patches as timm does; torch's layers have other names inside."""
+  module = ViT(**VIT)
+  variables = random_variables(module, 12)
+  tensors = weights.to_torch(variables) | weights.constants(module, 12)
+  positions = torch.tensor(tensors.pop('pos_embed'))
+  others = {
+    'patch_embed.proj.': 'patch_embed.',
+    'attn.qkv.': 'self_attn.in_proj_',
+    'attn.proj.': 'self_attn.out_proj.',
+    'mlp.fc': 'linear',
+  }
+  renamed = {}
+  for name, tensor in tensors.items():
+    for old, new in others.items():
+      name = name.replace(old, new)
+    renamed[name] = torch.tensor(tensor)
+  reference = torch_models.ViT(**VIT).double().eval()
+  reference.load_state_dict(renamed, strict=True)
+  x_torch, x = torch_models.images((3, 12, 12, 3))
+  hidden = reference.patch_embed(x_torch).flatten(2).transpose(1, 2)
+  hidden = torch.cat([reference.cls_token.expand(3, 1, 24), hidden], 1) + positions.double()
+  for block in reference.blocks:
+    hidden = block(hidden)
+  expected = reference.norm(hidden[:, 0]).detach().numpy()
+  torch_models.assert_close(exact_features(module, variables, x), expected, 1e-6)  # positions are float32 in the file
+
+
+@pytest.mark.parametrize('module', [models.create('resnet_tiny', width=4), ViT(**VIT)], ids=['resnet', 'vit'])
+def test_there_and_back_is_bit_identical(module, tmp_path):
+  variables = random_variables(module, 12)
+  path = written(tmp_path, weights.to_torch(variables) | weights.constants(module, 12))
+  chex.assert_trees_all_equal(weights.load(path, module, 12), variables, strict=True)
+
+
+def test_a_checkpoint_of_torch_comes_in_as_it_is(tmp_path):
+  """With its classifier and its counters, which an encoder has not."""
+  reference = torch_models.ResNet(BASIC, (1, 1), stem='cifar', width=8)
+  reference.fc = torch.nn.Linear(16, 10)
+  torch_models.scramble(reference).float()
+  safetensors.torch.save_file(reference.state_dict(), tmp_path / 'theirs.safetensors')
+  module = models.create('resnet18_cifar', stage_sizes=(1, 1), width=8)
+  variables = weights.load(tmp_path / 'theirs.safetensors', module, 12)
+  x_torch, x = torch_models.images((2, 12, 12, 3))
+  expected = reference.double().eval()(x_torch).detach().numpy()
+  torch_models.assert_close(exact_features(module, variables, x), expected, 1e-10)
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  """(folder, config, state) of a run in folder/run whose average is far from its weights; evaluations crop."""
+  folder = tmp_path_factory.mktemp('saved')
+  chosen = tiny(folder, ema=0.9, **{'eval.crop': 0.75, 'eval.view_images': 8, 'eval.linear': ''})
+  prepared = run.prepare(chosen)
+  state, rng = prepared.initial_state(), np.random.default_rng(0)
+  far = lambda x: x + rng.uniform(0, 0.5, x.shape).astype(np.float32)
+  average = jax.tree.map(far, average_of(state.params, state.batch_stats))
+  state = state.replace(step=np.int32(3), extra={**state.extra, 'average': average})
+  checkpoints = checkpoint.Checkpoints(checkpoint.claim(folder / 'run', chosen.to_dict()), prepared.identity, 1)
+  checkpoints.save(state)
+  checkpoints.close()
+  return folder, chosen, state
+
+
+@pytest.fixture(scope='module')
+def exported(saved):
+  """The folder that `--mode=export` writes; it does without the images."""
+  folder, chosen, _ = saved
+  (folder / 'data.npz').rename(folder / 'away.npz')
+  export.export(chosen, folder / 'run')
+  (folder / 'away.npz').rename(folder / 'data.npz')
+  return folder / 'run' / 'export'
+
+
+def test_the_program_gives_the_run_s_features_without_this_package(saved, exported, tmp_path):
+  """In a process of its own, by the code of the exported README, for two batch sizes."""
+  _, chosen, state = saved
+  images = np.random.default_rng(1).integers(256, size=(5, 16, 16, 3), dtype=np.uint8)
+  np.save(tmp_path / 'images.npy', images)
+  snippet = re.search(r'```python\n(import jax\.export.*?)```', (exported / 'README.md').read_text(), re.DOTALL)[1]
+  code = f"""
+import sys
+sys.modules['ssl_jax'] = sys.modules['flax'] = None  # importing them fails
+import numpy as np
+images = np.load({str(tmp_path / 'images.npy')!r})
+{snippet}
+np.savez({str(tmp_path / 'found.npz')!r}, five=features, two=encoder.call(images[:2]))
+"""
+  subprocess.run([sys.executable, '-I', '-c', code], cwd=exported, check=True)
+  prepared = run.prepare(chosen)
+  shown = jax.vmap(prepared.normalize)(images)
+  expected = jax.jit(prepared.method.features)(*state.evaluated, shown)['backbone']
+  with np.load(tmp_path / 'found.npz') as found:
+    assert found['five'].dtype == np.float32
+    np.testing.assert_allclose(found['five'], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found['two'], expected[:2], rtol=1e-5, atol=1e-6)
+  others = jax.jit(prepared.method.features)(state.params, state.batch_stats, shown)['backbone']
+  assert np.abs(expected - others).max() > 0.1, 'the average is told from the weights'
+
+
+def test_torch_gives_the_run_s_features_by_what_the_file_says(saved, exported):
+  _, chosen, state = saved
+  with safetensors.safe_open(exported / 'encoder.safetensors', 'np') as file:
+    about = {k: v if k == 'ssl_jax' else json.loads(v) for k, v in file.metadata().items()}
+  assert about['model'] == {'name': 'resnet_tiny', 'width': 4, 'stage_sizes': [1, 1]}
+  assert (about['step'], about['features'], about['image_size']) == (3, 8, 12)
+  reference = torch_models.ResNet(BASIC, (1, 1), stem='cifar', width=4).double().eval()
+  reference.conv1.stride = (2, 2)  # resnet_tiny's
+  reference.load_state_dict(safetensors.torch.load_file(exported / 'encoder.safetensors'), strict=True)
+  prepared = run.prepare(chosen)
+  images = prepared.test.items[:, :12, :12]
+  mean, std = (torch.tensor(about[name]).view(3, 1, 1).double() for name in ('mean', 'std'))
+  expected = reference((torch.tensor(images.transpose(0, 3, 1, 2)) / 255 - mean) / std).detach().numpy()
+  shown = (images / np.float32(255) - np.float32(about['mean']).reshape(1, 1, 1, 3)) / np.float32(about['std']).reshape(
+    1, 1, 1, 3
+  )
+  found = jax.jit(prepared.method.features)(*state.evaluated, shown)
+  torch_models.assert_close(found['backbone'], expected, 1e-5)
+
+  head = torch.nn.Sequential(
+    torch.nn.Linear(8, 8, bias=False),
+    torch.nn.BatchNorm1d(8),
+    torch.nn.ReLU(),
+    torch.nn.Linear(8, 8, bias=False),
+    torch.nn.BatchNorm1d(8),
+  )
+  places = {'fc1': '0', 'bn1': '1', 'fc2': '3', 'bn2': '4'}
+  tensors = safetensors.torch.load_file(exported / 'projector.safetensors')
+  split = {name: name.removeprefix('projector.').split('.') for name in tensors}
+  head.load_state_dict({f'{places[layer]}.{leaf}': tensors[name] for name, (layer, leaf) in split.items()}, strict=True)
+  projected = head.double().eval()(torch.tensor(expected)).detach().numpy()
+  torch_models.assert_close(found['projector'], projected, 1e-5)
+
+
+def test_the_command_exports_the_same_files(saved, exported, tmp_path, capsys):
+  folder, _, _ = saved
+  copied = shutil.copytree(folder / 'run', tmp_path / 'run', ignore=shutil.ignore_patterns('export'))
+  arguments = ['--config=', '--mode=export', f'--workdir={copied}']
+  flags.FLAGS.unparse_flags()
+  main.main(flags.FLAGS(['main.py', *arguments], known_only=True))
+  said = capsys.readouterr().out
+  assert said.startswith(f'resnet_tiny at step 3, images of 12 px to 8 features: {copied / "export"}\n')
+  names = ['README.md', 'encoder.jax', 'encoder.safetensors', 'projector.safetensors']
+  assert sorted(file.name for file in (copied / 'export').iterdir()) == names
+  for name in names[2:]:
+    found = [safetensors.numpy.load_file(place / name) for place in (copied / 'export', exported)]
+    chex.assert_trees_all_equal(*found)
+  shutil.rmtree(copied / 'checkpoints')
+  told = call(*arguments)
+  assert told.startswith('ssl_jax: ') and told.endswith('has no checkpoint yet: train first')
+  told = call('--config=', '--mode=export', f'--workdir={tmp_path / "nowhere"}')
+  assert 'holds no run' in told and not (tmp_path / 'nowhere').exists()
+
+
+@pytest.mark.parametrize(
+  ('model', 'expected'),
+  [
+    (dict(name='resnet18'), 'encoder = torchvision.models.resnet18()\nencoder.fc ='),
+    (
+      dict(name='resnet50_cifar'),
+      'torchvision.models.resnet50()\nencoder.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias',
+    ),
+    (dict(name='resnet18', width=32), 'stages of (2, 2, 2, 2) blocks from 32 channels'),
+    (dict(name='vit_tiny32'), 'img_size=32, patch_size=4, embed_dim=192, depth=12, num_heads=3, num_classes=0'),
+    (dict(name='alexnet_small'), 'load_file(...) names them'),
+  ],
+)
+def test_the_page_has_the_code_of_this_model(model, expected):
+  chosen = base.get_config()
+  config.override(chosen, 'model', model)
+  assert expected in export._torch_network(chosen, models.create(**chosen.model))
+
+
+@pytest.mark.parametrize('method', [{}, dict(method=dict(name='moco', queue=64), projector=dict(name='moco'), ema=0.9)])
+def test_a_run_starts_from_the_encoder_of_a_file(saved, exported, tmp_path, method):
+  """All copies of the encoder do, and nothing else changes."""
+  _, _, state = saved
+  params, stats = state.evaluated
+  start = run.prepare(tiny(tmp_path, init=str(exported / 'encoder.safetensors'), **method)).initial_state()
+  plain = run.prepare(tiny(tmp_path, **method)).initial_state()
+  encoders = [start.params['network']['encoder']]
+  encoders += [start.extra['momentum']['encoder'], start.extra['average']['network']['encoder']] if method else []
+  for encoder in encoders:
+    chex.assert_trees_all_equal(encoder, params['network']['encoder'])
+  chex.assert_trees_all_equal(start.batch_stats['encoder'], stats['encoder'])
+  chex.assert_trees_all_equal_structs(start, plain)
+  chex.assert_trees_all_equal(start.params['network']['projector'], plain.params['network']['projector'])
+
+
+@pytest.fixture
+def starting(exported, tmp_path):
+  """The config of a run of one step from the exported encoder, a copy of it in tmp_path."""
+  file = shutil.copy(exported / 'encoder.safetensors', tmp_path)
+  settings = {'eval.crop': 0.75, 'eval.view_images': 8, 'eval.linear': '', 'eval.at_start': True}
+  return tiny(tmp_path, init=str(file), steps=1, **settings)
+
+
+def test_a_file_is_judged_as_it_is(saved, starting, tmp_path):
+  _, chosen, state = saved
+  evaluator = evaluate.Evaluator(run.prepare(chosen))
+  expected = evaluator.knn(evaluator.run.devices.replicate(state))
+  results = evaluate.evaluate(starting, tmp_path / 'theirs')
+  assert {'step': 0, **expected}.items() <= results.items()
+  (file,) = (tmp_path / 'theirs' / 'features').iterdir()
+  with np.load(file) as found:
+    np.testing.assert_array_equal(found['test_backbone'], evaluator.latest[1])
+
+  train.train(starting, tmp_path / 'run')
+  assert {'step': 0, **expected}.items() <= records.read(tmp_path / 'run')[0].items()
+
+
+def test_a_run_that_began_with_a_file_does_without_it_later(starting, tmp_path):
+  starting.eval.k = ()
+  train.train(starting, tmp_path / 'run')
+  (tmp_path / 'encoder.safetensors').unlink()
+  assert train.train(starting, tmp_path / 'run')['steps'] == 1
+  starting.init = ''
+  with pytest.raises(ValueError, match=r"holds a run of another config \(init = '' here, '.*safetensors' there"):
+    train.train(starting, tmp_path / 'run')
+
+
+def test_a_run_from_before_the_key_goes_on_and_is_judged(saved, tmp_path):
+  folder, chosen, state = saved
+  copied = shutil.copytree(folder / 'run', tmp_path / 'run')
+  for file in (copied / 'config.json', *(copied / 'checkpoints').glob('*/config/metadata')):
+    known = json.loads(file.read_text())
+    assert known.pop('init') == ''
+    file.write_text(json.dumps(known))
+  back = config.restore(checkpoint.read_config(copied), base.get_config())
+  config.validate(back, base.get_config())
+  assert evaluate.evaluate(back, copied)['step'] == 3
+  longer = chosen.copy_and_resolve_references()
+  longer.log.every_steps = 7
+  prepared = run.prepare(longer)
+  checkpoints = checkpoint.Checkpoints(checkpoint.claim(copied, longer.to_dict()), prepared.identity)
+  chex.assert_trees_all_equal(checkpoints.restore(prepared.initial_state()), state)
+  checkpoints.close()
+
+
+def without(tensors, name):
+  return {k: v for k, v in tensors.items() if k != name}
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (
+      lambda t: without(t, 'bn1.running_var'),
+      "lacks 'bn1.running_var' of the encoder: give a file of this",
+    ),
+    (lambda t: {'bn1.bias': t['bn1.bias']}, r"lacks '[\w.]+' and \d+ more of the encoder"),
+    (
+      lambda t: t | {'layer9.0.bn1.bias': np.ones(3)},
+      "has 'layer9.0.bn1.bias', which the encoder has not: give a file",
+    ),
+    (
+      lambda t: t | {'conv1.weight': np.ones((4, 3, 7, 7), np.float32)},
+      r"has 'conv1.weight' of shape \[4, 3, 7, 7\], and the encoder of \[4, 3, 3, 3\]: give a file",
+    ),
+    (
+      lambda t: t | {'conv1.weight': t['conv1.weight'].astype(np.int8)},
+      "has 'conv1.weight', int8, not of finite floats",
+    ),
+    (
+      lambda t: t | {'bn1.bias': np.full(4, np.nan)},
+      "has 'bn1.bias', float64, not of finite floats: give another file",
+    ),
+  ],
+  ids=['missing', 'many missing', 'spare', 'shape', 'integers', 'nan'],
+)
+def test_a_file_that_does_not_fit_is_told_in_one_line_before_the_data_is_read(exported, tmp_path, change, message):
+  tensors = safetensors.numpy.load_file(exported / 'encoder.safetensors')
+  path = written(tmp_path, {k: np.ascontiguousarray(v) for k, v in change(tensors).items()})
+  refused(tmp_path, path, message)
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    (None, 'is no file: give a .safetensors file'),
+    (b'PK\x03\x04 a pickle', r'is no safetensors file \(.+\): save the'),
+  ],
+)
+def test_what_is_no_safetensors_file_is_told_in_one_line(tmp_path, content, message):
+  path = tmp_path / 'resnet.pth'
+  if content:
+    path.write_bytes(content)
+  refused(tmp_path, path, message)
+
+
+def refused(tmp_path, path, message):
+  chosen = tiny(tmp_path, init=str(path), **{'data.path': str(tmp_path / 'no_data.npz')})
+  with pytest.raises(ValueError, match=f'^init = {str(path)!r} {message}') as error:
+    run.prepare(chosen)
+  assert '\n' not in str(error.value)
+
+
+def test_learned_positions_are_refused(tmp_path):
+  module = ViT(**VIT)
+  tensors = weights.to_torch(random_variables(module, 12)) | weights.constants(module, 12)
+  path = written(tmp_path, tensors | {'pos_embed': tensors['pos_embed'] + np.float32(0.1)})
+  with pytest.raises(ValueError, match="has 'pos_embed' other than the sines of this encoder: give another file"):
+    weights.load(path, module, 12)
