@@ -27,7 +27,7 @@ views: $(VENV)/.installed
 # A GPU: make bench BENCH=
 BENCH ?= --quick
 bench: $(VENV)/.installed-dev
-	for name in losses augment train_step knn vmap_seeds; do $(BIN)/python -m benchmarks.$$name $(BENCH) || exit 1; done
+	for name in losses memory augment train_step knn vmap_seeds; do $(BIN)/python -m benchmarks.$$name $(BENCH) || exit 1; done
 
 $(VENV)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ssl_jax needs Python 3.11 or newer: make PYTHON=python3.12")'

@@ -1,4 +1,4 @@
-"""NT-Xent forward and backward: ours, optax's, and the usual torch form.
+"""NT-Xent forward and backward: ours, at once and in blocks, optax's, and the usual torch form.
 
 python -m benchmarks.losses [--quick]
 """
@@ -43,10 +43,13 @@ def main():
     arrays = np.random.default_rng(0).standard_normal((2, size // 2, WIDTH), np.float32)
     z1, z2 = map(jnp.asarray, arrays)
     ours, ours_call = jax_loss(lambda z1, z2: losses.nt_xent(z1, z2, TAU).mean(), z1, z2)
+    block = size // 8
+    blocks, blocks_call = jax_loss(lambda z1, z2, b=block: losses.nt_xent(z1, z2, TAU, block=b).mean(), z1, z2)
     optaxs, optax_call = jax_loss(optax_loss, z1, z2)
-    calls = {'ssl_jax.losses.nt_xent': ours_call, 'optax.losses.ntxent': optax_call}
+    calls = {'ssl_jax.losses.nt_xent': ours_call, f'ssl_jax.losses.nt_xent, block={block}': blocks_call}
+    calls |= {'optax.losses.ntxent': optax_call}
     calls |= {'torch': timing.WITHOUT_TORCH, 'torch.compile': timing.WITHOUT_TORCH}
-    jitted = dict(zip(calls, (ours, optaxs), strict=False))
+    jitted = dict(zip(calls, (ours, blocks, optaxs), strict=False))
     if size > 1024 and timing.device() == 'cpu':
       calls['optax.losses.ntxent'] = 'left out on a CPU: it would need about 24 GiB'
     if timing.torch_runs():

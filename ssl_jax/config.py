@@ -76,7 +76,10 @@ LEAST = {
 }
 
 # Keys that may change between the parts of a resumed run, since they do not change what it computes.
-HARMLESS = ('data.path', 'data.workers', 'data.broken', 'parallel', 'checkpoint', 'log', 'eval')
+HARMLESS = (
+  *('data.path', 'data.workers', 'data.broken', 'model.remat', 'method.block'),
+  *('parallel', 'checkpoint', 'log', 'eval'),
+)
 
 # Keys that are younger than runs which may go on, with what those runs did.
 LATER = {'init': '', 'data.stored_size': 0}

@@ -7,10 +7,16 @@ Over devices: with `axis_name` the queries are those of this device and the nega
 queries of this device, differentiated on this device, gives gradients whose mean over devices (`lax.pmean`) is the
 gradient of the mean over all queries, because the gradient flows through the gathered embeddings too. This holds under
 `jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
+
+On little memory: with a `block` above 0, `neg` is `Blocks`. A loss then makes the similarities of so many queries at a
+time, and its values and gradients are the same.
 """
 
+import dataclasses
+import functools
 import itertools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -19,24 +25,76 @@ import jax.numpy as jnp
 from ssl_jax.temperature import require
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=('queries', 'keys', 'own', 'instances'),
+  meta_fields=('similarity', 'block'),
+)
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """The `neg` and `where` of `Pairs` that never exist as a whole.
+
+  Attributes:
+    queries: `[Q, D]`.
+    keys: `[M, D]`.
+    own: integers `[Q]`, the instance of each query.
+    instances: integers `[M]`, the instance of each key, which is a negative of all queries but its own.
+    similarity: as the functions of this module take it.
+    block: how many queries at a time, at most.
+
+  >>> blocks = in_batch(jnp.eye(3), jnp.eye(3), block=2).neg
+  >>> blocks.map(lambda neg, where: jnp.sum(where, axis=1)).tolist()
+  [4, 4, 4, 4, 4, 4]
+  """
+
+  queries: jax.Array
+  keys: jax.Array
+  own: jax.Array
+  instances: jax.Array
+  similarity: str
+  block: int
+
+  def map(self, function: Callable[..., Any], *by_query: Any) -> Any:
+    """function(neg [b, M], where [b, M], *by_query [b, ...]) -> [b, ...] of all blocks.  by_query [Q, ...] -> [Q, ...]
+
+    The backward pass makes each block anew instead of keeping what led to its value.
+    """
+    total = len(self.queries)
+    count = -(-total // self.block)
+    size = -(-total // count)  # of about one size, so that little is padding
+
+    def split(x):  # the last query again and again, as a temperature must not be 0
+      padding = [(0, count * size - total), *[(0, 0)] * (x.ndim - 1)]
+      return jnp.pad(x, padding, mode='edge').reshape(count, size, *x.shape[1:])
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)  # which a loop prevents already
+    def of_block(queries, own, by_query):
+      neg = _similarities(queries, self.keys, self.similarity)
+      return function(neg, own[:, None] != self.instances[None], *by_query)
+
+    xs = jax.tree.map(split, (self.queries, self.own, by_query))
+    values = jax.lax.map(lambda x: of_block(*x), xs)
+    return jax.tree.map(lambda x: x.reshape(count * size, *x.shape[2:])[:total], values)
+
+
 class Pairs(NamedTuple):
   """Similarities of Q queries.
 
   Attributes:
     pos: `[Q, K]`, with the K positives of each query.
-    neg: `[Q, M]`, with M keys, of which some are no negatives.
-    where: `[Q, M]`, True where `neg` is a negative.
+    neg: `[Q, M]`, with M keys, of which some are no negatives; or `Blocks`, where a `block` is asked for.
+    where: `[Q, M]`, True where `neg` is a negative; None with `Blocks`, which know it.
 
   >>> Pairs(pos=jnp.ones((1, 1)), neg=jnp.zeros((1, 2)), where=jnp.ones((1, 2), bool)).neg.shape
   (1, 2)
   """
 
   pos: jax.Array
-  neg: jax.Array
-  where: jax.Array
+  neg: jax.Array | Blocks
+  where: jax.Array | None
 
 
-def in_batch(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
+def in_batch(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine', block: int = 0) -> Pairs:
   """Every view of every other instance is a negative (SimCLR; with V > 2 views each has K = V - 1 positives).
 
   V views `[B, D]` of B instances give V·B queries, view by view. The K = V - 1 positives of a query are the other views
@@ -50,11 +108,9 @@ def in_batch(*views: jax.Array, axis_name: str | None = None, similarity: str = 
   views, others = _gathered_views(views, axis_name, similarity)
   count, batch, _ = views.shape
   queries, keys = views.reshape(count * batch, -1), others.reshape(count * others.shape[1], -1)
-  return Pairs(
-    pos=_positives(views, similarity).reshape(count * batch, count - 1),
-    neg=_similarities(queries, keys, similarity),
-    where=jnp.tile(_not_own(batch, others.shape[1], axis_name), (count, count)),
-  )
+  own, instances = (jnp.tile(x, count) for x in _instances(batch, others.shape[1], axis_name))
+  pos = _positives(views, similarity).reshape(count * batch, count - 1)
+  return Pairs(pos, *_negatives(queries, keys, own, instances, similarity, block))
 
 
 def by_view_pair(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
@@ -99,7 +155,9 @@ def across_views(*views: jax.Array, axis_name: str | None = None, similarity: st
   return Pairs(jnp.concatenate(pos), jnp.concatenate(neg), where)
 
 
-def with_keys(query: jax.Array, key: jax.Array, *, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
+def with_keys(
+  query: jax.Array, key: jax.Array, *, axis_name: str | None = None, similarity: str = 'cosine', block: int = 0
+) -> Pairs:
   """The keys of the other instances are the negatives (MoCo v3; one direction of a symmetric loss).
 
   `query` and `key` are `[B, D]`, two views of the same instances, usually from two encoders.
@@ -112,8 +170,9 @@ def with_keys(query: jax.Array, key: jax.Array, *, axis_name: str | None = None,
   chex.assert_equal_shape([query, key])
   query, key = _prepare(query, similarity), _prepare(key, similarity)
   keys = _gather(key, axis_name)
-  where = _not_own(query.shape[0], keys.shape[0], axis_name)
-  return Pairs(_row_similarities(query, key, similarity)[:, None], _similarities(query, keys, similarity), where)
+  own, instances = _instances(query.shape[0], keys.shape[0], axis_name)
+  pos = _row_similarities(query, key, similarity)[:, None]
+  return Pairs(pos, *_negatives(query, keys, own, instances, similarity, block))
 
 
 def with_queue(
@@ -124,6 +183,7 @@ def with_queue(
   in_batch: bool = False,
   axis_name: str | None = None,
   similarity: str = 'cosine',
+  block: int = 0,
 ) -> Pairs:
   """The keys of earlier batches are the negatives (MoCo).
 
@@ -138,12 +198,13 @@ def with_queue(
   key = key[:, None] if key.ndim == 2 else key
   chex.assert_equal_shape_prefix([query, key], 1)
   query, key, keys = (_prepare(x, similarity) for x in (query, key, queue))
-  where = jnp.ones((query.shape[0], keys.shape[0]), bool)
+  own, instances = jnp.arange(query.shape[0]), jnp.full(keys.shape[0], -1)  # -1: of an earlier batch, nobody's own
   if in_batch:
     queries = _gather(query, axis_name)
-    keys = jnp.concatenate([keys, queries])
-    where = jnp.concatenate([where, _not_own(query.shape[0], queries.shape[0], axis_name)], axis=1)
-  return Pairs(_row_similarities(query[:, None], key, similarity), _similarities(query, keys, similarity), where)
+    own, others = _instances(query.shape[0], queries.shape[0], axis_name)
+    keys, instances = jnp.concatenate([keys, queries]), jnp.concatenate([instances, others])
+  pos = _row_similarities(query[:, None], key, similarity)
+  return Pairs(pos, *_negatives(query, keys, own, instances, similarity, block))
 
 
 def with_bank(
@@ -153,6 +214,7 @@ def with_bank(
   negatives: jax.Array | None = None,
   *,
   similarity: str = 'cosine',
+  block: int = 0,
 ) -> Pairs:
   """The entries of a memory bank are the keys (Wu et al. 2018; behaviour, sec. 5.1).
 
@@ -172,11 +234,12 @@ def with_bank(
     chex.assert_rank(negatives, {1, 2})
     keys, entries = bank[negatives], negatives
   query, own, keys = (_prepare(x, similarity) for x in (query, bank[index], keys))
+  pos = _row_similarities(query, own, similarity)[:, None]
   if keys.ndim == 2:
-    neg, entries = _similarities(query, keys, similarity), entries[None]
-  else:
-    neg = _row_similarities(query[:, None], keys, similarity)
-  return Pairs(_row_similarities(query, own, similarity)[:, None], neg, entries != index[:, None])
+    return Pairs(pos, *_negatives(query, keys, index, entries, similarity, block))
+  if block:
+    raise ValueError(f'block = {block} needs keys that all queries share: give negatives [M], not {entries.shape}')
+  return Pairs(pos, _row_similarities(query[:, None], keys, similarity), entries != index[:, None])
 
 
 def normalize(x: jax.Array) -> jax.Array:
@@ -202,6 +265,14 @@ def to_float32(x: jax.typing.ArrayLike) -> jax.Array:
   return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 
 
+def check_block(block: int) -> None:
+  """Refuses what is no number of queries.
+
+  >>> check_block(1024)
+  """
+  require('block', block, lambda n: n >= 0 and n == int(n), 'give a number of queries, or 0 for all at once')
+
+
 def _prepare(x: jax.Array, similarity: str) -> jax.Array:
   require('similarity', similarity, ('cosine', 'dot', 'euclidean').__contains__, "give 'cosine', 'dot' or 'euclidean'")
   return normalize(x) if similarity == 'cosine' else to_float32(x)
@@ -221,12 +292,28 @@ def _gathered_views(views, axis_name: str | None, similarity: str) -> tuple[jax.
   return stacked, _gather(stacked, axis_name, axis=1)
 
 
-def _not_own(batch: int, total: int, axis_name: str | None) -> jax.Array:
-  """[B, N], False where the key is of the query's own instance."""
+def _instances(batch: int, total: int, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
+  """[B], [N], where the instances of this device and those of all devices stand in the global batch."""
   if total < 2:
     raise ValueError(f'batch = {total} instance leaves no negatives: give 2 or more')
   first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * batch
-  return (first + jnp.arange(batch))[:, None] != jnp.arange(total)[None]
+  return first + jnp.arange(batch), jnp.arange(total)
+
+
+def _not_own(batch: int, total: int, axis_name: str | None) -> jax.Array:
+  """[B, N], False where the key is of the query's own instance."""
+  own, instances = _instances(batch, total, axis_name)
+  return own[:, None] != instances[None]
+
+
+def _negatives(
+  queries: jax.Array, keys: jax.Array, own: jax.Array, instances: jax.Array, similarity: str, block: int
+) -> tuple[jax.Array | Blocks, jax.Array | None]:
+  """The `neg` and `where` of `Pairs`; keys [M, D] of other `instances` [M] than the query's `own` [Q] are negatives."""
+  check_block(block)
+  if block:
+    return Blocks(queries, keys, own, instances, similarity, block), None
+  return _similarities(queries, keys, similarity), own[:, None] != instances[None]
 
 
 def _positives(views: jax.Array, similarity: str) -> jax.Array:

@@ -7,7 +7,8 @@ Each has the form `loss(pos, neg, ..., *, where=None) -> [Q]`, one value a query
 - `where` `[Q, M]`: False where `neg` is no negative;
 - `temperature`, of the losses that have one: any `ssl_jax.temperature.Temperature`.
 
-`ssl_jax.pairs` makes the first three from embeddings. The mean over the queries is the loss of the paper. A loss whose
+`ssl_jax.pairs` makes the first three from embeddings, or makes `neg` and `where` `pairs.Blocks`, with which a loss and
+its gradient are the same and hold no [Q, M]. The mean over the queries is the loss of the paper. A loss whose
 paper has one positive a query is, with K > 1, the mean over the K positives of the loss with that one positive.
 
 Values are float32 (float64 for float64 similarities), finite down to temperatures of 0.01, with finite gradients. A
@@ -22,7 +23,9 @@ named in each function.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
@@ -35,14 +38,34 @@ from ssl_jax.temperature import Temperature, require, require_positive, scale
 
 
 def _loss(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-  """What the losses share: the body sees float32 `pos` `[Q, K]`, `neg` and a full `where` `[Q, M]`."""
+  """What the losses share: the body sees float32 `pos` `[Q, K]`, `neg` and a full `where` `[Q, M]`.
+
+  Of `pairs.Blocks` it sees one block of queries after the other. A loss with a mean over all queries, which takes
+  `axis_name`, sees the `Blocks` as `neg` instead, and `where` None: what it needs of them it asks `_of_negatives` for.
+  """
+  signature = inspect.signature(function)
+
+  def in_blocks(*args, **kwargs):
+    given = signature.bind(*args, **kwargs).arguments
+    blocks = given.pop('neg')
+    by_query = {key: value for key, value in given.items() if np.ndim(value)}  # pos, and a temperature [Q]
+    shared = {key: value for key, value in given.items() if key not in by_query}
+    return blocks.map(lambda neg, where, mine: loss(neg=neg, where=where, **mine, **shared), by_query)
 
   @functools.wraps(function)
   def loss(pos, neg, *args, where=None, **kwargs):
-    chex.assert_rank([pos, neg], [{1, 2}, 2])
-    chex.assert_equal_shape_prefix([pos, neg], 1)
-    pos, neg = pairs.to_float32(pos), pairs.to_float32(neg)
+    chex.assert_rank(pos, {1, 2})
+    pos = pairs.to_float32(pos)
     pos = pos[:, None] if pos.ndim == 1 else pos
+    if isinstance(neg, pairs.Blocks):
+      chex.assert_equal_shape_prefix([pos, neg.queries], 1)
+      if where is not None:
+        raise ValueError(f'where, of shape {where.shape}, beside blocks, which have their own: give None')
+      coupled = 'axis_name' in signature.parameters
+      return function(pos, neg, *args, where=None, **kwargs) if coupled else in_blocks(pos, neg, *args, **kwargs)
+    chex.assert_rank(neg, 2)
+    chex.assert_equal_shape_prefix([pos, neg], 1)
+    neg = pairs.to_float32(neg)
     if 0 in (pos.shape[1], neg.shape[1]):
       raise ValueError(f'pos, neg = {pos.shape}, {neg.shape} lack columns: give each query a positive and a negative')
     if where is None:
@@ -115,8 +138,8 @@ def decoupled_weighted(
   """
   require_positive(sigma=sigma)
   logits = jax.lax.stop_gradient(pos) / sigma
-  weight = 2 - jnp.exp(logits - _log_mean_exp(logits, jnp.ones(pos.shape, bool), axis_name))
-  return _logsumexp(scale(neg, temperature), where) - jnp.mean(weight * scale(pos, temperature), axis=1)
+  more = 1 - jnp.exp(logits - _log_mean_exp(logits, jnp.ones(pos.shape, bool), axis_name))  # w - 1
+  return decoupled(pos, neg, temperature, where=where) - jnp.mean(more * scale(pos, temperature), axis=1)
 
 
 @_loss
@@ -209,7 +232,7 @@ def macl(
   [1.2355]
   """
   tau = temperatures.macl(pos, tau0=tau0, alpha=alpha, threshold=threshold, axis_name=axis_name)
-  x = _logsumexp(neg / tau, where)[:, None] - pos / tau
+  x = _of_negatives(lambda neg, where: _logsumexp(neg / tau, where), neg, where)[:, None] - pos / tau
   # -log P = softplus(x) and 1 - P = sigmoid(x), whose quotient is 1 long before both vanish. As softplus' = sigmoid,
   # the gradient of the weighted loss with respect to x is exactly 1.
   value = jax.nn.softplus(y := jnp.maximum(x, -50)) / jax.nn.sigmoid(y)
@@ -267,7 +290,8 @@ def align_uniform(
   [-3.8 -3. ]
   """
   require_positive(t=t, weight=weight)
-  return jnp.mean(2 - 2 * pos, axis=1) + weight * _log_mean_exp(t * (2 * neg - 2), where, axis_name)
+  sums = lambda neg, where: (_logsumexp(t * (2 * neg - 2), where), jnp.sum(where, axis=1))
+  return jnp.mean(2 - 2 * pos, axis=1) + weight * _log_mean_exp(*_of_negatives(sums, neg, where), axis_name)
 
 
 @_loss
@@ -306,17 +330,23 @@ def cacr(
   for name, value in (('positive_weights', positive_weights), ('negative_weights', negative_weights)):
     require(name, value, signs.__contains__, "give 'far', 'near' or 'uniform'")
 
-  d_pos, d_neg = 2 - 2 * pos, 2 - 2 * neg
+  d_pos = 2 - 2 * pos
   w_pos = jax.nn.softmax(signs[positive_weights] * t_pos * d_pos, axis=1)
   if stop_positive_weights:
     w_pos = jax.lax.stop_gradient(w_pos)
   attraction = jnp.sum(w_pos * (-pos if cost == 'inner' else d_pos), axis=1)
 
-  log_w_neg = jax.nn.log_softmax(_masked(signs[negative_weights] * t_neg * d_neg, where), axis=1)
+  def expected(neg, where):
+    """sum_j w⁻_j c(neg_j), with 'rbf' the logarithm of its sum and whether there is a negative."""
+    d_neg = 2 - 2 * neg
+    log_w_neg = jax.nn.log_softmax(_masked(signs[negative_weights] * t_neg * d_neg, where), axis=1)
+    if cost == 'rbf':
+      return jax.nn.logsumexp(log_w_neg - t_rbf * d_neg, axis=1), where.any(axis=1)
+    return jnp.sum(jnp.exp(log_w_neg) * (-neg if cost == 'inner' else d_neg), axis=1)
+
   if cost == 'rbf':
-    similarity = jax.nn.logsumexp(log_w_neg - t_rbf * d_neg, axis=1, keepdims=True)
-    return attraction + _log_mean_exp(similarity, where.any(axis=1, keepdims=True), axis_name)
-  return attraction - jnp.sum(jnp.exp(log_w_neg) * (-neg if cost == 'inner' else d_neg), axis=1)
+    return attraction + _log_mean_exp(*_of_negatives(expected, neg, where), axis_name)
+  return attraction - _of_negatives(expected, neg, where)
 
 
 @_loss
@@ -332,13 +362,17 @@ def triplet(pos: jax.Array, neg: jax.Array, margin: float, *, where: jax.Array |
   return jax.nn.relu(2 * jnp.max(_masked(neg, where), axis=1) - 2 * jnp.min(pos, axis=1) + margin)
 
 
-def nt_xent(z1: jax.Array, z2: jax.Array, temperature: Temperature = 0.5, axis_name: str | None = None) -> jax.Array:
+def nt_xent(
+  z1: jax.Array, z2: jax.Array, temperature: Temperature = 0.5, axis_name: str | None = None, block: int = 0
+) -> jax.Array:
   """NT-Xent of SimCLR: `info_nce` of two views, with all other views of the batch as negatives.  [B, D] ×2 -> [2B]
 
-  >>> print(nt_xent(jnp.eye(2), jnp.eye(2)))
+  With a `block` of queries at a time it needs memory for block · 2B similarities instead of (2B)².
+
+  >>> print(nt_xent(jnp.eye(2), jnp.eye(2), block=3))
   [0.2395 0.2395 0.2395 0.2395]
   """
-  pos, neg, where = pairs.in_batch(z1, z2, axis_name=axis_name)
+  pos, neg, where = pairs.in_batch(z1, z2, axis_name=axis_name, block=block)
   return info_nce(pos, neg, temperature, where=where)
 
 
@@ -365,6 +399,8 @@ def penalty_entropy(neg: jax.Array, temperature: Temperature, where: jax.Array |
 
 
 def _log_penalties(neg, temperature, where):
+  if isinstance(neg, pairs.Blocks):
+    raise ValueError(f'neg = blocks of {neg.block} queries, but penalties are a whole matrix: make pairs with block=0')
   chex.assert_rank(neg, 2)
   neg = pairs.to_float32(neg)
   where = jnp.ones(neg.shape, bool) if where is None else jnp.asarray(where, bool)
@@ -380,14 +416,20 @@ def _logsumexp(x: jax.Array, where: jax.Array) -> jax.Array:
   return jax.nn.logsumexp(_masked(x, where), axis=1)
 
 
-def _log_mean_exp(x: jax.Array, where: jax.Array, axis_name: str | None) -> jax.Array:
-  """log E[e^x] over all that `where` keeps on all devices.  [...] -> []"""
+def _of_negatives(function: Callable[..., Any], neg: jax.Array | pairs.Blocks, where: jax.Array | None) -> Any:
+  """function(neg [Q, M], where [Q, M]) -> [Q, ...], block by block where `neg` is made so."""
+  return neg.map(function) if isinstance(neg, pairs.Blocks) else function(neg, where)
+
+
+def _log_mean_exp(x: jax.Array, counts: jax.Array, axis_name: str | None) -> jax.Array:
+  """log(sum e^x / sum counts) over all with a count above 0 on all devices; e^x a sum of so many.  [...] -> []"""
+  where, counts = counts.astype(bool), counts.astype(x.dtype)  # float, as the pairs of a large batch are more than 2^31
   shift = jnp.max(jax.lax.stop_gradient(x), where=where, initial=-jnp.inf)
   if axis_name is not None:
     shift = jax.lax.pmax(shift, axis_name)
   shift = jnp.where(jnp.isfinite(shift), shift, 0)
   total = jnp.sum(jnp.exp(jnp.where(where, x - shift, -jnp.inf)))
-  count = jnp.sum(where).astype(x.dtype)
+  count = jnp.sum(counts)
   if axis_name is not None:
     total, count = jax.lax.pmean((total, count), axis_name)
   return shift + jnp.log(jnp.where(count > 0, total, 1)) - jnp.log(jnp.where(count > 0, count, 1))

@@ -18,17 +18,20 @@ class MemoryBank(Method):
   bank[i] <- normalise(momentum · bank[i] + (1 - momentum) · z_i) after each step, z_i the mean over the views of the
   unit embeddings of image i. The negatives are all entries, or (`negatives` > 0) so many, drawn anew at each step, with
   replacement, and shared by the queries of the batch. A `hard` loss takes its top fraction of these.
+  `block` is that of SimCLR.
   """
 
   least_views: ClassVar[int] = 1
 
   momentum: float = 0.5
   negatives: int = 0
+  block: int = 0
 
   def __post_init__(self):
     with prefix('method'):
       require('momentum', self.momentum, lambda m: 0 <= m < 1, 'give a momentum in [0, 1)')
       require('negatives', self.negatives, lambda n: n >= 0 and n == int(n), 'give a number, or 0 for the whole bank')
+      pairs.check_block(self.block)
 
   def init(self, key, images):
     params, batch_stats, extra = super().init(key, images)
@@ -43,7 +46,8 @@ class MemoryBank(Method):
     drawn = jax.random.randint(inputs.key, (self.negatives,), 0, len(bank)) if self.negatives else None
     index = jnp.tile(inputs.index, len(views))
     # Entries are unit vectors already: to normalise them again would copy the bank.
-    pos, neg, where = pairs.with_bank(jnp.concatenate(views), bank, index, drawn, similarity='dot')
+    queries = jnp.concatenate(views)
+    pos, neg, where = pairs.with_bank(queries, bank, index, drawn, similarity='dot', block=self.block)
     loss = jnp.mean(self.contrast(pos, neg, where, tau, axis_name=self.axis_name))
     extra = {**extra, 'bank': self._updated(bank, inputs.index, jax.lax.stop_gradient(sum(views) / len(views)))}
     return loss, Outputs(batch_stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})

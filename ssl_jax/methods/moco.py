@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from ssl_jax import pairs
 from ssl_jax.methods.momentum import Momentum
 from ssl_jax.methods.protocol import Inputs, Outputs, gather, mean_temperature
+from ssl_jax.temperature import prefix
 
 
 def new_queue(key: jax.Array, shape: tuple[int, ...], batch_size: int) -> dict[str, jax.Array]:
@@ -44,15 +45,19 @@ class MoCo(Momentum):
   The first view is the query and the K others are its positives. `symmetric` lets each view be a query in its turn, and
   `intra_batch` adds the same view's queries of the other images to the negatives (cacr, Alg. 3, with both and the loss
   `cacr`, stop_positive_weights=True). Small crops are further queries. The keys of the last view enter the queue.
+  `block` is that of SimCLR.
   """
 
   queue: int = 65536
   symmetric: bool = False
   intra_batch: bool = False
+  block: int = 0
 
   def __post_init__(self):
     super().__post_init__()
     check_queue(self.queue, self.plan.batch_size)
+    with prefix('method'):
+      pairs.check_block(self.block)
 
   def init(self, key, images):
     params, batch_stats, extra = super().init(key, images)
@@ -77,6 +82,7 @@ class MoCo(Momentum):
           in_batch=self.intra_batch,
           axis_name=self.axis_name,
           similarity='dot',
+          block=self.block,
         )
       )
     values = [jnp.mean(self.contrast(*pair, tau, axis_name=self.axis_name)) for pair in found]

@@ -1,24 +1,34 @@
 """Contrast among the views of a batch, with any contrastive loss and any temperature: SimCLR, CMC and CACR."""
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 
 from ssl_jax import pairs
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean_temperature
+from ssl_jax.temperature import prefix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimCLR(Method):
   """The other views of an image are its positives, the views of all other images its negatives (Chen et al. 2020).
 
-  `by_view_pair` takes the negatives of a query from one other view at a time, as the CACR authors' code does.
+  `by_view_pair` takes the negatives of a query from one other view at a time, as the CACR authors' code does. `block`,
+  above 0, is how many queries of a device are compared with all keys at a time: the same numbers in less memory.
   """
 
   by_view_pair: bool = False
+  block: int = 0
+
+  def __post_init__(self):
+    with prefix('method'):
+      pairs.check_block(self.block)
+    if self.block and self.by_view_pair:
+      raise ValueError(f'method.block = {self.block} does not go with by_view_pair=True: give 0, or by_view_pair=False')
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
-    make = pairs.by_view_pair if self.by_view_pair else pairs.in_batch
+    make = pairs.by_view_pair if self.by_view_pair else functools.partial(pairs.in_batch, block=self.block)
     return _contrast(self, make, params, batch_stats, extra, inputs)
 
 

@@ -12,5 +12,7 @@ def create(table, name, *, dtype, axis_name, **kwargs):
   for key in kwargs:
     if key not in fields:
       raise ValueError(f'{key} = {kwargs[key]!r} is no parameter of {name!r}: {nearest(key, sorted(fields))}')
+    if isinstance(getattr(table[name].func, key, None), bool) and not isinstance(kwargs[key], bool):
+      raise ValueError(f'{key} = {kwargs[key]!r} is no bool: give True or False')
   common = {key: value for key, value in dict(dtype=dtype, axis_name=axis_name).items() if key in has}
   return table[name](**common, **kwargs)

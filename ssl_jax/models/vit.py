@@ -71,13 +71,15 @@ class ViT(nn.Module):
   """Images [N, H, W, 3] -> features [N, width] in float32: the class token after the last layer norm.
 
   As MoCo v3 has it, the position embedding is a fixed sine and the patch projection stays as it was drawn: no gradient
-  reaches `patch_embed`. An optimiser that decays weights must leave it out as well.
+  reaches `patch_embed`. An optimiser that decays weights must leave it out as well. `remat` computes the inside of each
+  block again in the backward pass instead of keeping it: the same numbers in less memory and more time.
   """
 
   patch: int
   width: int
   depth: int
   heads: int
+  remat: bool = False
   dtype: jnp.dtype = jnp.float32
 
   @nn.compact
@@ -104,6 +106,7 @@ class ViT(nn.Module):
     x = x.reshape(n, h * w, d) + jnp.asarray(sine_position_embedding(h, w, d), x.dtype).reshape(1, h * w, d)
     token = self.param('cls_token', nn.initializers.normal(1e-6), (1, 1, d))  # its position embedding is 0
     x = jnp.concatenate([jnp.broadcast_to(token.astype(x.dtype), (n, 1, d)), x], axis=1)
+    block = nn.remat(Block) if self.remat else Block
     for i in range(self.depth):
-      x = Block(self.heads, self.dtype, name=f'blocks_{i}')(x)
+      x = block(self.heads, self.dtype, name=f'blocks_{i}')(x)
     return wide(LayerNorm(name='norm')(x[:, 0]))

@@ -58,6 +58,11 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
     ({'method': dict(name='moco', predictor=dict(name='byol'))}, "method.predictor = .* is no parameter of 'moco'"),
     ({'method': dict(name='moco_v3', predictor=dict(name='bylo'))}, "'bylo' does not exist: did you mean 'byol'"),
     ({'method': dict(name='memory_bank', negatives=-1)}, 'method.negatives = -1 is out of range'),
+    ({'method': dict(name='simclr', block=-1)}, 'method.block = -1 is out of range: give a number of queries, or 0'),
+    (
+      {'method': dict(name='simclr', block=64, by_view_pair=True)},
+      'method.block = 64 does not go with by_view_pair=True: give 0',
+    ),
     ({'views': 1}, "views = 1 are too few for 'simclr': give 2 or more"),
     ({'method': dict(name='byol')}, "loss.name = 'info_nce' is no loss of the method 'byol': give one of byol"),
     ({'loss': dict(name='vicreg')}, "loss.name = 'vicreg' is no loss of the method 'simclr'"),

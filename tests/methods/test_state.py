@@ -298,6 +298,16 @@ def test_the_same_state_on_any_devices(name, kind, devices):
   assert any(abs(values[0] - value) > 1e-3 for value in values), 'nothing was trained'
 
 
+@pytest.mark.parametrize('name', ['simclr', 'moco_symmetric', 'memory_bank'])
+def test_blocks_of_queries_train_the_same(name):
+  method = name.removesuffix('_symmetric')
+  whole, values = trace(method, 1, **KINDS[name])
+  for devices in (1, 4):
+    other, other_values = trace(method, devices, block=3, **KINDS[name])  # 3 divides no number of queries here
+    np.testing.assert_allclose(other_values, values, rtol=1e-5)
+    chex.assert_trees_all_close(other[-1], whole[-1], rtol=1e-4, atol=1e-5)
+
+
 def torch_alg3(views, fast, slow, queue, t_pos=1.0, t_neg=2.0):
   """cacr, Alg. 3 with intra-batch negatives, line by line; the gradient with respect to `fast`."""
   fast = [torch.tensor(w, requires_grad=True) for w in fast]

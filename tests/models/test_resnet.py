@@ -118,9 +118,10 @@ def test_tiny_is_adjustable():
   [
     (dict(name='resnet81'), "name = 'resnet81' does not exist: did you mean 'resnet18'?"),
     (dict(name='resnet18', widht=8), "widht = 8 is no parameter of 'resnet18': did you mean 'width'?"),
+    (dict(name='resnet18', remat='yes'), "remat = 'yes' is no bool: give True or False"),
   ],
 )
-def test_a_wrong_name_is_answered_with_the_nearest(arguments, message):
+def test_a_wrong_argument_is_refused(arguments, message):
   with pytest.raises(ValueError) as error:
     models.create(**arguments)
   assert str(error.value) == message

@@ -1,0 +1,181 @@
+"""Losses of blocks of queries: the values and gradients of the whole matrix, without its memory."""
+
+import functools
+
+import chex
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl.testing import absltest, parameterized
+
+from ssl_jax import losses, pairs, temperature
+from tests.test_pairs import mapped
+
+PARAMETERS = {
+  'hard': dict(fraction=0.3),
+  'hard_simple': dict(fraction=0.3),
+  'balanced': dict(alpha=2.0, lam=4.0),
+  'generalized_nt_xent': dict(alpha=5.0, lam=2.0),
+  'hard_negative': dict(beta=1.0, tau_plus=0.1),
+  'align_uniform': dict(weight=0.5),
+  'triplet': dict(margin=1.0),
+}
+LOSSES = {name: losses.Loss(function, PARAMETERS.get(name, {})) for name, function in losses.CONTRASTIVE.items()}
+LOSSES['cacr_rbf'] = losses.Loss(losses.cacr, dict(cost='rbf'))
+LEARNED = temperature.from_config(
+  dict(name='cosine', tau_min=dict(name='learnable', tau=0.1, tau_max=0.5), tau_max=0.5)
+)
+
+
+def embeddings(views, batch, width=3, seed=0):
+  return np.random.default_rng([seed, views, batch]).normal(size=(views, batch, width)).astype(np.float32)
+
+
+def values_and_gradients(values, *arguments):
+  """What `values` gives, and the gradients of a sum in which each counts differently."""
+
+  def total(arguments):
+    found = values(*arguments)
+    return jnp.sum(found * jnp.arange(1, found.size + 1, dtype=found.dtype)), found
+
+  gradients, found = jax.grad(total, has_aux=True)(arguments)
+  return found, gradients
+
+
+def assert_same(actual, expected):
+  """To the rounding of float32: gradients are sums, whose rounding is that of their largest terms."""
+  for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6 * np.abs(b).max())
+
+
+PARAMS = {name: embeddings(1, 3)[0] for name in LOSSES}  # an encoder for each
+BATCH = embeddings(2, 8).swapaxes(0, 1)  # two views of 8 instances
+
+
+def means_and_gradients(params, batch, axis_name=None, block=0):
+  def total(params):
+    means = {}
+    for name, loss in LOSSES.items():
+      found = pairs.in_batch(*(x @ params[name] for x in batch.swapaxes(0, 1)), axis_name=axis_name, block=block)
+      tau = temperature.cosine(0.1, 0.5) if loss.takes_temperature else None
+      means[name] = jnp.mean(loss(*found, tau, axis_name=axis_name))
+    return sum(means.values()), means
+
+  gradients, means = jax.grad(total, has_aux=True)(params)
+  return (means, gradients) if axis_name is None else jax.lax.pmean((means, gradients), axis_name)
+
+
+@functools.cache
+def whole_batch():
+  return jax.jit(means_and_gradients)(PARAMS, BATCH)
+
+
+class SameTest(chex.TestCase):
+  @parameterized.parameters(*LOSSES)
+  def test_every_loss_with_every_kind_of_temperature(self, name):
+    """Three views of 5 instances are 15 queries: four blocks, of which the last is a query short."""
+    loss, z = LOSSES[name], embeddings(3, 5)
+    kinds = {
+      'constant': lambda params: 0.2,
+      'cosine, learned in part': lambda params: LEARNED.at(params, step=0),
+      'one a query': lambda params: jnp.linspace(0.1, 1, 15) * LEARNED.at(params, step=0)(jnp.zeros(15)),
+    }
+    kinds = kinds if loss.takes_temperature else {'none': lambda params: None}
+
+    @jax.jit
+    def of(z, params):
+      def values(z, params, tau, block):
+        return loss(*pairs.in_batch(*z, block=block), tau(params))
+
+      return [
+        [values_and_gradients(lambda z, p, t=tau, b=block: values(z, p, t, b), z, params) for tau in kinds.values()]
+        for block in (0, 4)
+      ]
+
+    whole, blocks = of(z, LEARNED.init())
+    for kind, actual, expected in zip(kinds, blocks, whole, strict=True):
+      with self.subTest(kind):
+        assert_same(actual, expected)
+
+  @hypothesis.settings(deadline=None, max_examples=8)
+  @hypothesis.given(
+    views=st.integers(2, 3),
+    batch=st.integers(2, 9),
+    block=st.integers(1, 40),
+    similarity=st.sampled_from(['cosine', 'dot', 'euclidean']),
+  )
+  def test_any_size_of_batch_and_block(self, views, batch, block, similarity):
+    def values(z, block):
+      pos, neg, where = pairs.in_batch(*z, similarity=similarity, block=block)
+      return losses.info_nce(pos, neg, 0.5, where=where)
+
+    both = jax.jit(lambda z: [values_and_gradients(functools.partial(values, block=b), z) for b in (0, block)])
+    whole, blocks = both(embeddings(views, batch))
+    assert_same(blocks, whole)
+
+  @parameterized.parameters('with_keys', 'with_queue', 'with_queue_in_batch', 'with_bank', 'with_drawn_bank')
+  def test_other_pairs(self, name):
+    make = {
+      'with_keys': pairs.with_keys,
+      'with_queue': lambda q, k, **to: pairs.with_queue(q, k, embeddings(1, 4)[0], **to),
+      'with_queue_in_batch': lambda q, k, **to: pairs.with_queue(q, k, embeddings(1, 4)[0], in_batch=True, **to),
+      'with_bank': lambda q, k, **to: pairs.with_bank(q, k, jnp.array([3, 0, 6, 5, 1, 2, 4]), **to),
+      'with_drawn_bank': lambda q, k, **to: pairs.with_bank(q, k, jnp.arange(7), jnp.array([1, 1, 6, 0]), **to),
+    }[name]
+
+    @jax.jit
+    def of(z):
+      values = lambda z, block: LOSSES['info_nce'](*make(*z, block=block), 0.2)
+      return [values_and_gradients(functools.partial(values, block=block), z) for block in (0, 3)]
+
+    whole, blocks = of(embeddings(2, 7))
+    assert_same(blocks, whole)
+
+  @parameterized.parameters((1, 'pmap'), (2, 'shard_map'), (4, 'pmap'))
+  def test_every_loss_over_devices(self, devices, how):
+    """The gradient of the mean over all queries, as `ssl_jax.pairs` has it, from blocks on each device."""
+    blocks = mapped(functools.partial(means_and_gradients, axis_name='batch', block=3), devices, how)(PARAMS, BATCH)
+    chex.assert_trees_all_close(jax.tree.map(lambda x: x[-1], blocks), whole_batch(), rtol=2e-6, atol=2e-6)
+
+  def test_nt_xent(self):
+    z = embeddings(2, 5)
+    np.testing.assert_allclose(losses.nt_xent(*z, 0.2, block=4), losses.nt_xent(*z, 0.2), rtol=1e-6)
+
+
+class MemoryTest(absltest.TestCase):
+  def memory(self, loss, queries, block):
+    """Bytes that the compiled gradient of a loss of so many queries, with as many keys, needs beside its arguments."""
+
+    def mean(z):
+      pos, neg, where = pairs.in_batch(*z, block=block)
+      return jnp.mean(loss(pos, neg, where=where))
+
+    z = jax.ShapeDtypeStruct((2, queries // 2, 16), jnp.float32)
+    return jax.jit(jax.grad(mean)).lower(z).compile().memory_analysis().temp_size_in_bytes
+
+  def test_it_grows_with_the_block_and_not_with_the_square_of_the_queries(self):
+    for loss in (functools.partial(losses.info_nce, temperature=0.2), losses.align_uniform):
+      whole, blocks = (self.memory(loss, 4096, block) for block in (0, 256))
+      self.assertLess(blocks, whole / 5)
+      self.assertLess(self.memory(loss, 8192, 256), 2.2 * blocks)
+      self.assertGreater(self.memory(loss, 4096, 512), 1.5 * blocks)
+
+
+class RefusalTest(absltest.TestCase):
+  def test_refusals(self):
+    z, own = embeddings(2, 4), jnp.zeros((4, 4), int)
+    pos, blocks, _ = pairs.in_batch(*z, block=2)
+    for message, call in (
+      (r'^block = -1 is out of range: give a number of queries, or 0', lambda: pairs.in_batch(*z, block=-1)),
+      (r'^block = 2 needs keys that all queries share', lambda: pairs.with_bank(*z, own[0], own, block=2)),
+      (r'^where, of shape \(8, 8\), beside blocks', lambda: losses.simple(pos, blocks, where=jnp.ones((8, 8), bool))),
+      (r'^neg = blocks of 2 queries, but penalties are a whole', lambda: losses.penalties(blocks, 0.2)),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        call()
+
+
+if __name__ == '__main__':
+  absltest.main()
