@@ -273,8 +273,16 @@ def check_block(block: int) -> None:
   require('block', block, lambda n: n >= 0 and n == int(n), 'give a number of queries, or 0 for all at once')
 
 
-def _prepare(x: jax.Array, similarity: str) -> jax.Array:
+def check_similarity(similarity: str) -> None:
+  """Refuses what is no similarity.
+
+  >>> check_similarity('dot')
+  """
   require('similarity', similarity, ('cosine', 'dot', 'euclidean').__contains__, "give 'cosine', 'dot' or 'euclidean'")
+
+
+def _prepare(x: jax.Array, similarity: str) -> jax.Array:
+  check_similarity(similarity)
   return normalize(x) if similarity == 'cosine' else to_float32(x)
 
 

@@ -9,6 +9,8 @@ from ssl_jax import pairs
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean_temperature
 from ssl_jax.temperature import prefix
 
+OF_UNIT_VECTORS = ('align_uniform', 'cacr', 'triplet')  # they take 2 - 2s for the squared distance
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimCLR(Method):
@@ -16,19 +18,27 @@ class SimCLR(Method):
 
   `by_view_pair` takes the negatives of a query from one other view at a time, as the CACR authors' code does. `block`,
   above 0, is how many queries of a device are compared with all keys at a time: the same numbers in less memory.
+  `similarity` is one of `ssl_jax.pairs`: 'cosine', or of embeddings that are not normalised 'dot' or 'euclidean', the
+  negative distance (supervised Table 1).
   """
 
   by_view_pair: bool = False
   block: int = 0
+  similarity: str = 'cosine'
 
   def __post_init__(self):
     with prefix('method'):
       pairs.check_block(self.block)
+      pairs.check_similarity(self.similarity)
+    if self.similarity != 'cosine' and self.contrast.name in OF_UNIT_VECTORS:
+      reason = f'the loss {self.contrast.name!r} is of distances of unit vectors'
+      raise ValueError(f"method.similarity = {self.similarity!r}, but {reason}: give 'cosine', or another loss")
     if self.block and self.by_view_pair:
       raise ValueError(f'method.block = {self.block} does not go with by_view_pair=True: give 0, or by_view_pair=False')
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
     make = pairs.by_view_pair if self.by_view_pair else functools.partial(pairs.in_batch, block=self.block)
+    make = functools.partial(make, similarity=self.similarity)
     return _contrast(self, make, params, batch_stats, extra, inputs)
 
 

@@ -63,6 +63,18 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
       {'method': dict(name='simclr', block=64, by_view_pair=True)},
       'method.block = 64 does not go with by_view_pair=True: give 0',
     ),
+    (
+      {'method': dict(name='simclr', similarity='cos')},
+      "method.similarity = 'cos' is out of range: give 'cosine', 'dot'",
+    ),
+    (
+      {
+        'method': dict(name='simclr', similarity='dot'),
+        'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0),
+        'temperature': NONE,
+      },
+      "method.similarity = 'dot', but the loss 'cacr' is of distances of unit vectors: give 'cosine'",
+    ),
     ({'views': 1}, "views = 1 are too few for 'simclr': give 2 or more"),
     ({'method': dict(name='byol')}, "loss.name = 'info_nce' is no loss of the method 'byol': give one of byol"),
     ({'loss': dict(name='vicreg')}, "loss.name = 'vicreg' is no loss of the method 'simclr'"),

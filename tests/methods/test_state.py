@@ -308,6 +308,21 @@ def test_blocks_of_queries_train_the_same(name):
     chex.assert_trees_all_close(other[-1], whole[-1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize('similarity', ['dot', 'euclidean'])
+def test_simclr_with_another_similarity_is_the_loss_of_its_pairs(similarity):
+  states, values = trace('simclr', 2, similarity=similarity)
+  views, _ = next(batches(2))
+  weights = jax.tree.leaves(states[0].params['network'])
+  z = [np.float64(view).mean(axis=(1, 2)) @ np.float64(weights[0]) @ np.float64(weights[1]) for view in views]
+  each, losses_of_queries = np.concatenate(z), []
+  s = each @ each.T if similarity == 'dot' else -np.linalg.norm(each[:, None] - each[None], axis=2)
+  for q in range(2 * BATCH):
+    positive = (q + BATCH) % (2 * BATCH)
+    others = [k for k in range(2 * BATCH) if k not in (q, positive)]
+    losses_of_queries.append(-s[q, positive] / TAU + np.log(np.exp(s[q, [positive, *others]] / TAU).sum()))
+  np.testing.assert_allclose(values[0], np.mean(losses_of_queries), rtol=1e-5)
+
+
 def torch_alg3(views, fast, slow, queue, t_pos=1.0, t_neg=2.0):
   """cacr, Alg. 3 with intra-batch negatives, line by line; the gradient with respect to `fast`."""
   fast = [torch.tensor(w, requires_grad=True) for w in fast]
