@@ -92,6 +92,23 @@ SWEEP = Sweep(
       published={KNN: (85.68, 85.85)},
       further=True,
     ),
+    # Batch norm of each view by itself, as in the paper's algorithm and code.
+    Row(
+      'simclr_0.2_views_apart',
+      'SimCLR, τ = 0.2, views encoded apart',
+      CONFIG,
+      {'temperature.tau': 0.2, 'method.views_apart': True},
+      published={KNN: 83.65},
+      further=True,
+    ),
+    Row(
+      'cosine_views_apart',
+      'DySTreSS, views encoded apart',
+      f'{CONFIG}:dystress',
+      {'method.views_apart': True},
+      published={KNN: (85.68, 85.85)},
+      further=True,
+    ),
     simclr(0.07, further=True),
     simclr(1.0, further=True),
     *(ranged(*pair) for pair in RANGES),

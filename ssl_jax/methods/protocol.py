@@ -99,12 +99,15 @@ class Method:
     return self.network.apply({'params': params['network'], 'batch_stats': batch_stats}, images, train=False)
 
   def encode(
-    self, network: Any, batch_stats: Any, views: Sequence[jax.Array], predict: bool = True
+    self, network: Any, batch_stats: Any, views: Sequence[jax.Array], predict: bool = True, apart: bool = False
   ) -> tuple[list[dict[str, jax.Array]], Any]:
-    """The network's outputs of each view and the new running statistics; views of one size are encoded as one batch."""
+    """The network's outputs of each view and the new running statistics.
+
+    Views of one size are encoded as one batch, or one after the other where they are to be `apart`.
+    """
     outputs = []
-    for _, group in itertools.groupby(views, key=lambda view: view.shape):
-      group = tuple(group)
+    for _, group in itertools.groupby(enumerate(views), key=lambda view: (view[0] if apart else 0, view[1].shape)):
+      group = tuple(view for _, view in group)
       variables = {'params': network, 'batch_stats': batch_stats}
       joined, changed = self.network.apply(
         variables, jnp.concatenate(group), train=True, predict=predict, mutable=['batch_stats']
@@ -114,9 +117,11 @@ class Method:
       outputs += [{name: parts[v] for name, parts in parted.items()} for v in range(len(group))]
     return outputs, batch_stats
 
-  def embed(self, params: Any, batch_stats: Any, views: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
+  def embed(
+    self, params: Any, batch_stats: Any, views: Sequence[jax.Array], apart: bool = False
+  ) -> tuple[list[jax.Array], Any]:
     """The projections of all views, and the new running statistics."""
-    outputs, batch_stats = self.encode(params['network'], batch_stats, views)
+    outputs, batch_stats = self.encode(params['network'], batch_stats, views, apart=apart)
     return [output['projector'] for output in outputs], batch_stats
 
   def large(self, inputs: Inputs) -> tuple[jax.Array, ...]:

@@ -19,12 +19,14 @@ class SimCLR(Method):
   `by_view_pair` takes the negatives of a query from one other view at a time, as the CACR authors' code does. `block`,
   above 0, is how many queries of a device are compared with all keys at a time: the same numbers in less memory.
   `similarity` is one of `ssl_jax.pairs`: 'cosine', or of embeddings that are not normalised 'dot' or 'euclidean', the
-  negative distance (supervised Table 1).
+  negative distance (supervised Table 1). `views_apart` encodes one view after the other, as the loops of many codes do:
+  each is then a batch of its own for batch norm.
   """
 
   by_view_pair: bool = False
   block: int = 0
   similarity: str = 'cosine'
+  views_apart: bool = False
 
   def __post_init__(self):
     with prefix('method'):
@@ -39,7 +41,7 @@ class SimCLR(Method):
   def loss(self, params, batch_stats, extra, inputs: Inputs):
     make = pairs.by_view_pair if self.by_view_pair else functools.partial(pairs.in_batch, block=self.block)
     make = functools.partial(make, similarity=self.similarity)
-    return _contrast(self, make, params, batch_stats, extra, inputs)
+    return _contrast(self, make, params, batch_stats, extra, inputs, apart=self.views_apart)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +55,8 @@ class CMC(Method):
     return _contrast(self, pairs.across_views, params, batch_stats, extra, inputs)
 
 
-def _contrast(method: Method, make, params, batch_stats, extra, inputs: Inputs):
-  views, batch_stats = method.embed(params, batch_stats, inputs.views)
+def _contrast(method: Method, make, params, batch_stats, extra, inputs: Inputs, apart: bool = False):
+  views, batch_stats = method.embed(params, batch_stats, inputs.views, apart)
   pos, neg, where = make(*views, axis_name=method.axis_name)
   tau = method.tau(params, inputs)
   loss = jnp.mean(method.contrast(pos, neg, where, tau, axis_name=method.axis_name))

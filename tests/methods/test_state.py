@@ -308,6 +308,29 @@ def test_blocks_of_queries_train_the_same(name):
     chex.assert_trees_all_close(other[-1], whole[-1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize('apart', [False, True])
+def test_views_are_one_batch_of_batch_norm_or_one_each(apart):
+  norm = heads.MLP(features=(D,), batch_norm='all')
+  method = build('simclr', head=norm, axis_name=None, views_apart=apart)
+  views, index = next(batches(2))
+  params, stats, extra = method.init(jax.random.key(0), views[0])
+  inputs = methods.Inputs(views, index, jnp.int32(0), jax.random.key(0))
+  loss, outputs = method.loss(params, stats, extra, inputs)
+  z = [np.float64(view).mean(axis=(1, 2)) @ np.float64(params['network']['encoder']['fc']['kernel']) for view in views]
+  (dense,) = (x for x in jax.tree.leaves(params['network']['projector']) if x.ndim == 2)
+  z = [x @ np.float64(dense) for x in z]
+  groups = z if apart else [np.concatenate(z)]
+  normed = [(x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5) for x in groups]
+  z1, z2 = normed if apart else np.split(normed[0], 2)
+  expected = losses.nt_xent(jnp.asarray(z1, jnp.float32), jnp.asarray(z2, jnp.float32), TAU).mean()
+  np.testing.assert_allclose(loss, expected, rtol=1e-4)
+  means = [x for path, x in jax.tree_util.tree_leaves_with_path(outputs.batch_stats) if 'mean' in str(path[-1])]
+  running = np.zeros(D)
+  for group in groups:
+    running = 0.9 * running + 0.1 * group.mean(axis=0)
+  np.testing.assert_allclose(means[0], running, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize('similarity', ['dot', 'euclidean'])
 def test_simclr_with_another_similarity_is_the_loss_of_its_pairs(similarity):
   states, values = trace('simclr', 2, similarity=similarity)
