@@ -1,10 +1,7 @@
 """Trains and judges self-supervised representations.
 
-python main.py --config=configs/quickstart.py --workdir=runs/quickstart
 python main.py --config=configs/cifar10.py:dystress --workdir=runs/dystress --config.seed=1
-python main.py --mode=evaluate --workdir=runs/dystress
-python main.py --mode=report --workdir=runs/dystress
-python main.py --mode=export --workdir=runs/dystress
+python main.py --mode=evaluate --workdir=runs/dystress    # and report, export
 python main.py --mode=compare --workdir=runs/compared runs/cifar10 runs/dystress
 python main.py --mode=views --config=configs/cifar10.py --workdir=runs/views
 """
