@@ -101,8 +101,8 @@ def get_config(arg=''):
   config.eval.view_images = 2000  # of how many test images, at most
   config.eval.data = ConfigDict()  # images to judge with; what is empty is as in `data`
   config.eval.data.name = ''  # another set, with all of its classes (transfer)
-  config.eval.data.source = ''  # of that set
-  config.eval.data.path = ''  # of that set
+  config.eval.data.source = ''  # of that set, which needs a name
+  config.eval.data.path = ''  # of that set, which needs a name
   config.eval.data.train_split = ''  # a labelled split, where `data` trains on one without labels
   config.eval.data.test_split = ''  # of either set
   config.eval.file = ''  # of --mode=evaluate: an .npz of anyone's features instead of a run's checkpoint

@@ -46,9 +46,9 @@ VARIANTS = {
   'nt_xent': {**SUPERVISED, 'temperature': dict(name='constant', tau=0.5)},
   'balanced': {**SUPERVISED, 'loss': dict(name='balanced', alpha=4.0, lam=2.0), 'temperature': NONE},
   # cacr C.2: MoCo v2, and CACR on it with four positives or one.
-  'moco': {**MOCO, 'temperature': dict(name='constant', tau=0.2)},
+  'moco': {**MOCO, 'views': 2, 'loss': dict(name='info_nce'), 'temperature': dict(name='constant', tau=0.2)},
   'cacr_moco': {**CACR_MOCO, 'views': 5},
-  'cacr_moco_k1': CACR_MOCO,
+  'cacr_moco_k1': {**CACR_MOCO, 'views': 2},
   # ImageNet-LT and as many images of the balanced set (supervised A.3.4); with any of the above.
   'long_tail': {'imbalance': dict(name='pareto', total=115_846, n_max=1280, n_min=5, alpha=6.0)},
   'uniform': {'imbalance': dict(name='uniform', total=115_846)},

@@ -8,7 +8,11 @@ into class folders by its `val_annotations.txt` first. The 100,000 images of 64 
 
 from configs import base, cifar10
 
-VARIANTS = cifar10.VARIANTS
+MEAN_STD = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+VARIANTS = {
+  name: {**variant, 'augment': dict(variant['augment'], **MEAN_STD)} if 'augment' in variant else variant
+  for name, variant in cifar10.VARIANTS.items()
+}
 
 
 def get_config(arg=''):
@@ -17,5 +21,5 @@ def get_config(arg=''):
   config.data.test_split = 'val'
   config.data.image_size = 64
   config.model = dict(name='resnet50')
-  config.augment = dict(name='dystress_cifar', mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+  config.augment = dict(name='dystress_cifar', **MEAN_STD)
   return base.options(config, arg, VARIANTS)

@@ -277,6 +277,7 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
       failed = run(sweep, folder, **chosen, program=program)
     tables.write(sweep, folder)
     pictures.draw(sweep, folder)
+    print(f'{folder / "README.md"} has the table of {len(tables.done(sweep, folder))} runs')
   except ValueError as error:
     sys.exit(f'{folder.name}: {error}')
   if failed:

@@ -123,11 +123,11 @@ def _relevant(config: Mapping) -> dict:
 
 
 def comparable(sweep: Sweep, finished: Mapping) -> tuple[list[Column], list[tuple[Row, list[dict]]]] | None:
-  """The columns that the paper has, and the rows that were run, each with its results; None if there is neither."""
+  """The columns that the paper has, and the rows that were run, each with its results; None if nothing compares."""
   columns = [column for column in sweep.columns if any(column.metric in row.published for row in sweep.rows)]
   rows = [(row, _results(row, finished)) for row in sweep.rows]
   rows = [(row, results) for row, results in rows if results]
-  return (columns, rows) if columns and rows else None
+  return (columns, rows) if any(row.published for row, _ in rows) else None
 
 
 def _results(row: Row, finished: Mapping) -> list[dict]:

@@ -41,6 +41,14 @@ def check(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
   return workdir
 
 
+def check_unjudged(workdir: str | os.PathLike) -> None:
+  """Refuses to train where features or weights of other origin were judged: their numbers would pass for the run's."""
+  if not saved(workdir) and (pathlib.Path(workdir).expanduser() / 'evaluation.json').exists():
+    raise ValueError(
+      f'--workdir={str(workdir)!r} holds an evaluation of other weights (evaluation.json): give another directory'
+    )
+
+
 def claim(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
   """Makes the workdir this run's own: writes config.json."""
   workdir = check(workdir, config)

@@ -229,6 +229,9 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
     raise ValueError(f'ema = {config.ema!r} must be below 1, such as 0.999, or 0 for no average')
   if not config.eval.seeds or any(not isinstance(seed, int) or seed < 0 for seed in config.eval.seeds):
     raise ValueError(f'eval.seeds = {config.eval.seeds!r} must be whole numbers from 0 on, at least one, such as (0,)')
+  if 0 < config.data.stored_size < config.data.image_size:
+    size = config.data.image_size
+    raise ValueError(f'data.stored_size = {config.data.stored_size!r} must be 0 or at least data.image_size = {size}')
   if config.eval.crop > 1:
     raise ValueError(f'eval.crop = {config.eval.crop!r} must be a share of the image, at most 1')
   if any(not isinstance(k, int) or k < 1 for k in config.eval.k):

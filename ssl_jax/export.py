@@ -34,7 +34,7 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   checkpoints.close()
   params, batch_stats = state.evaluated
   parts = {
-    name: {'params': params['network'][name], 'batch_stats': batch_stats.get(name, {})}
+    name: {'params': params['network'].get(name, {}), 'batch_stats': batch_stats.get(name, {})}
     for name in ('encoder', 'projector')
   }
 

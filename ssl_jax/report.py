@@ -13,7 +13,7 @@ import numpy as np
 
 from ssl_jax import figures, page, records
 from ssl_jax.checkpoint import writable
-from ssl_jax.config import IRRELEVANT, flatten
+from ssl_jax.config import IRRELEVANT, LATER, flatten
 from ssl_jax.evals.tally import mean_and_spread
 from ssl_jax.page import Cards, Figure, Number, Section, Table
 
@@ -106,7 +106,9 @@ def _lead(run: Run) -> str:
   if 'step' in run.evaluation:
     words.append(f'evaluated at step {run.evaluation["step"]:,} (epoch {run.evaluation["epoch"]:.4g})')
   if run.evaluation:
-    words.append(f'accuracies are of the {run.evaluation["features"]} features of the last checkpoint')
+    init = run.config.get('init') if run.evaluation.get('step') == 0 else ''
+    of = f'the weights of {init}' if init else 'the last checkpoint' if run.config else run.title
+    words.append(f'accuracies are of the {run.evaluation["features"]} features of {of}')
   return '; '.join(words) + '.' if words else ''
 
 
@@ -232,9 +234,12 @@ def _settings(run: Run) -> list[Section]:
 def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
   """Runs of one config, the seed apart, under a name that says in which keys it differs from the others."""
   same = lambda key: key == 'seed' or any(key == i or key.startswith(i + '.') for i in IRRELEVANT)
-  configs = [{k: v for k, v in flatten(run.config).items() if not same(k)} for run in runs]
+  # A key that a run does not know yet says nothing: it is '' or of LATER.
+  whole = lambda config: {k: v for k, v in (LATER | flatten(config)).items() if v != ''} if config else {}
+  configs = [{k: v for k, v in whole(run.config).items() if not same(k)} for run in runs]
   keys = sorted(set().union(*configs))
-  differing = [k for k in keys if len({json.dumps(config.get(k)) for config in configs}) > 1]
+  known = [config for config in configs if config]  # features of unknown origin have none
+  differing = [k for k in keys if len({json.dumps(config.get(k)) for config in known}) > 1]
   groups = {}
   for run, config in zip(runs, configs, strict=True):
     if not run.config:  # features of unknown origin: nothing says what they share

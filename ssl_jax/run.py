@@ -58,7 +58,7 @@ class Run:
     trained = {key: self.judged[key] == self.config.data[key] for key in self.judged if key != 'test_split'}
     if all(trained.values()) and (self.config.eval.train_images == 'kept' or self.config.imbalance.name == 'none'):
       return self.train
-    return _load(self.config, 'train', self.skipped, self.judged)[0]
+    return _load(self.config, 'train', collections.Counter(), self.judged)[0]  # of the summary are those of training
 
   @property
   def identity(self) -> dict:
@@ -156,10 +156,23 @@ def try_network(config) -> nn.Module:
     method = methods.create(config, steps_per_epoch=1, total_steps=1)
     images = jnp.zeros((2, config.data.image_size, config.data.image_size, 3), jnp.float32)
     jax.eval_shape(method.init, jax.random.key(0), images)
+    if method.predictor not in (None, 'prototypes'):
+      _check_predictor(config, method.network, images)
     return method.network.encoder
   except (TypeError, ZeroDivisionError, OverflowError) as error:
     parts = ', '.join(f'{name} = {config[name].to_dict()}' for name in ('model', 'projector', 'method'))
     raise ValueError(f'these do not make a network ({str(error).splitlines()[0]}): {parts}') from error
+
+
+def _check_predictor(config, network, images) -> None:
+  """Refuses a predictor that cannot be compared with what it predicts."""
+  outputs = lambda: network.init_with_output(jax.random.key(0), images, train=False, predict=True)[0]
+  widths = {name: x.shape[1] for name, x in jax.eval_shape(outputs).items()}
+  if widths['projector'] != widths['predictor']:
+    raise ValueError(
+      f'projector.name = {config.projector.name!r} gives {widths["projector"]} features, and the predictor of '
+      f'{config.method.name!r} {widths["predictor"]}: set projector.features or method.predictor'
+    )
 
 
 def stored_size(config: ConfigDict) -> int:
@@ -170,6 +183,15 @@ def stored_size(config: ConfigDict) -> int:
 def judged(config: ConfigDict) -> dict:
   """The section `data`, with what `eval.data` changes in it."""
   changes = {key: value for key, value in config.eval.data.items() if value}
+  for key in {'source', 'path'} & changes.keys():
+    if 'name' not in changes:
+      raise ValueError(f'eval.data.{key} = {changes[key]!r} is of another set: give it a name too, by eval.data.name')
+  source = changes.get('source', config.data.source)
+  if 'name' in changes and source != 'tfds' and not {'source', 'path'} & changes.keys():
+    raise ValueError(
+      f'eval.data.name = {changes["name"]!r} alone finds no set of data.source = {source!r}: give eval.data.path, or '
+      'eval.data.source=tfds'
+    )
   another = {'classes': ''} if 'name' in changes else {}
   elsewhere = {'path': ''} if 'source' in changes else {}  # a folder's path says nothing of where tfds keeps its sets
   return {**config.data.to_dict(), **another, **elsewhere, **changes}

@@ -37,6 +37,7 @@ class Interrupted(Exception):
 def train(config: ConfigDict, workdir: str) -> dict:
   """Trains the run of `config` in `workdir`, from its last checkpoint if there is one. Returns the summary."""
   start = time.monotonic()
+  checkpoint.check_unjudged(workdir)
   run = prepare(config, resumed=checkpoint.saved(workdir))
   evaluator = Evaluator(run) if config.eval.k or run.probe or config.eval.at_end else None
   workdir = checkpoint.claim(workdir, config.to_dict())

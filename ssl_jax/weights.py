@@ -63,6 +63,8 @@ def load(path: str | os.PathLike, encoder: nn.Module, size: int) -> dict[str, An
   fixed = constants(encoder, size)
   mend = 'give a file of this encoder, or set model to that of the file'
   if spare := [name for name in tensors if name not in paths and name not in fixed and not _IGNORED.fullmatch(name)]:
+    first = {name.partition('.')[0] for name in tensors}
+    mend = f'take {"".join(first) + "."!r} off the names' if len(first) == 1 else mend  # of DataParallel and the like
     raise ValueError(f'init = {str(path)!r} has {_few(spare)}, which the encoder has not: {mend}')
   if missing := [name for name in paths if name not in tensors]:
     raise ValueError(f'init = {str(path)!r} lacks {_few(missing)} of the encoder: {mend}')
@@ -75,6 +77,8 @@ def load(path: str | os.PathLike, encoder: nn.Module, size: int) -> dict[str, An
       raise ValueError(f'init = {str(path)!r} has {name!r} of shape {there}, and the encoder of {here}: {mend}')
     if not jnp.issubdtype(value.dtype, jnp.floating) or not np.isfinite(value).all():
       raise ValueError(f'init = {str(path)!r} has {name!r}, {value.dtype}, not of finite floats: give another file')
+    if place[-1] == 'var' and (value < 0).any():
+      raise ValueError(f'init = {str(path)!r} has {name!r} below 0, and it is a variance: give another file')
     found[place] = np.ascontiguousarray(value.astype(np.float32).transpose(np.argsort(axes)))
   for name, value in fixed.items():
     if name in tensors and (tensors[name].shape != value.shape or not np.allclose(tensors[name], value, atol=1e-5)):
@@ -88,13 +92,14 @@ def _read(path) -> dict[str, np.ndarray]:
 
   file = pathlib.Path(path).expanduser()
   if not file.is_file():
-    raise ValueError(f'init = {str(path)!r} is no file: give a .safetensors file, or nothing')
+    raise ValueError(f'init = {str(path)!r} is no file: give one, such as encoder.safetensors of --mode=export')
   try:
     return safetensors.numpy.load_file(file)
-  except safetensors.SafetensorError as error:
+  except (safetensors.SafetensorError, AttributeError) as error:  # the second: of types that numpy has not
     why = str(error).splitlines()[0]
     raise ValueError(
-      f'init = {str(path)!r} is no safetensors file ({why}): save the state dict with safetensors.torch.save_file'
+      f'init = {str(path)!r} is no whole safetensors file of floats ({why}): give encoder.safetensors of '
+      '--mode=export, or what safetensors.torch.save_file makes of a state dict'
     ) from error
 
 

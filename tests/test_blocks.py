@@ -139,6 +139,16 @@ class SameTest(chex.TestCase):
     blocks = mapped(functools.partial(means_and_gradients, axis_name='batch', block=3), devices, how)(PARAMS, BATCH)
     chex.assert_trees_all_close(jax.tree.map(lambda x: x[-1], blocks), whole_batch(), rtol=2e-6, atol=2e-6)
 
+  def test_a_query_without_negatives_counts_nothing(self):
+    z, index, drawn = embeddings(2, 7), jnp.arange(7), jnp.array([1, 1])  # all of query 1's are its own
+    for loss in ('align_uniform', 'decoupled_weighted', 'macl', 'cacr'):
+      tau = 0.2 if LOSSES[loss].takes_temperature else None
+      of = jax.jit(
+        lambda z, block, f=LOSSES[loss], t=tau: f(*pairs.with_bank(*z, index, drawn, block=block), t), static_argnums=1
+      )
+      np.testing.assert_allclose(of(z, 2), of(z, 0), rtol=1e-5, atol=1e-6)
+      self.assertEqual(of(z, 2)[1], 0)
+
   def test_nt_xent(self):
     z = embeddings(2, 5)
     np.testing.assert_allclose(losses.nt_xent(*z, 0.2, block=4), losses.nt_xent(*z, 0.2), rtol=1e-6)

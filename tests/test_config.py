@@ -113,6 +113,7 @@ def test_a_wrong_override_is_refused(override, message):
     ('optimizer.learning_rate=1e999', r'optimizer.learning_rate = inf must be above 0'),
     ('batch_size=1', r'batch_size = 1 must be at least 2'),
     ('seed=-1', r'seed = -1 must be at least 0'),
+    ('data.stored_size=16', r'data.stored_size = 16 must be 0 or at least data.image_size = 32'),
     ('eval.k=(0,)', r'eval.k = \(0,\) must be numbers of neighbours'),
   ],
 )
@@ -163,6 +164,12 @@ def test_a_config_survives_json():
   assert (back.optimizer.milestones, back.eval.k) == ((160, 190), (20,))
   assert config.difference(chosen.to_dict(), back.to_dict()) is None
   assert config.difference(saved, chosen.to_dict()) is None
+
+
+def test_what_a_run_has_of_the_later_keys_stays():
+  saved = config.load('configs/stl10.py', ['init=theirs.safetensors']).to_dict()
+  back = config.restore(saved, base.get_config())
+  assert (back.init, back.data.stored_size) == ('theirs.safetensors', 96)
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,21 @@ def test_a_run_ends_after_those_before_it():
   assert runner.needed_minutes([5.0], [5.0, 5.0], 2) == [pytest.approx(12.0)]  # 15 minutes of work at 1.25 a minute
 
 
+def test_a_run_is_planned_with_those_under_way(place, monkeypatch):
+  (_, run), asked = place, []
+  plan = lambda alone, running, side_by_side: asked.append(len(running)) or [0.0] * len(alone)
+  monkeypatch.setattr(runner, 'needed_minutes', plan)
+  run(sweep_of(tau(0.1), tau(0.2)), side_by_side=2)
+  assert asked[:2] == [0, 1]
+
+
+def test_a_published_range_is_drawn_from_end_to_end():
+  row = Row('a', 'a', 'configs/cifar10.py', published={'knn200': (80.0, 82.0)})
+  sweep = sweep_of(row)
+  figure = pictures._published_and_here(sweep, {('a', 0): result(sweep, row, 0)})
+  assert (80.0, 82.0) in [tuple(line.get_xdata()) for line in figure.axes[0].lines]
+
+
 def test_a_run_far_over_the_budget_is_stopped(place, capsys):
   folder, run = place
   assert run(sweep_of(tau(0.8, minutes=0)), budget=0.001, grace=0.0) == []

@@ -19,7 +19,7 @@ from absl import flags
 
 import main
 from configs import base
-from ssl_jax import checkpoint, config, export, models, records, run, train, weights
+from ssl_jax import checkpoint, config, export, models, records, report, run, train, weights
 from ssl_jax.evals import evaluate
 from ssl_jax.models.vit import ViT
 from ssl_jax.state import average_of
@@ -266,6 +266,8 @@ def test_the_command_exports_the_same_files(saved, exported, tmp_path, capsys):
       dict(name='resnet50_cifar'),
       'torchvision.models.resnet50()\nencoder.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias',
     ),
+    (dict(name='resnet18_cifar', stem_stride=2), 'Conv2d(3, 64, 3, 2, 1, bias'),
+    (dict(name='resnet18', stem_stride=1), 'Conv2d(3, 64, 7, 1, 3, bias'),
     (dict(name='resnet18', width=32), 'stages of (2, 2, 2, 2) blocks from 32 channels'),
     (dict(name='vit_tiny32'), 'img_size=32, patch_size=4, embed_dim=192, depth=12, num_heads=3, num_classes=0'),
     (dict(name='alexnet_small'), 'load_file(...) names them'),
@@ -310,6 +312,10 @@ def test_a_file_is_judged_as_it_is(saved, starting, tmp_path):
   (file,) = (tmp_path / 'theirs' / 'features').iterdir()
   with np.load(file) as found:
     np.testing.assert_array_equal(found['test_backbone'], evaluator.latest[1])
+  page = report.report(tmp_path / 'theirs').with_suffix('.md').read_text()
+  assert f'features of the weights of {starting.init}' in page and f'"{starting.init}"' in page
+  with pytest.raises(ValueError, match=r'holds an evaluation of other weights \(evaluation.json\): give another dir'):
+    train.train(starting, tmp_path / 'theirs')
 
   train.train(starting, tmp_path / 'run')
   assert {'step': 0, **expected}.items() <= records.read(tmp_path / 'run')[0].items()
@@ -371,8 +377,16 @@ def without(tensors, name):
       lambda t: t | {'bn1.bias': np.full(4, np.nan)},
       "has 'bn1.bias', float64, not of finite floats: give another file",
     ),
+    (
+      lambda t: t | {'bn1.running_var': -t['bn1.running_var']},
+      "has 'bn1.running_var' below 0, and it is a variance: give another file",
+    ),
+    (
+      lambda t: {f'module.{name}': value for name, value in t.items()},
+      r"has 'module\.[\w.]+' and \d+ more, which the encoder has not: take 'module\.' off the names",
+    ),
   ],
-  ids=['missing', 'many missing', 'spare', 'shape', 'integers', 'nan'],
+  ids=['missing', 'many missing', 'spare', 'shape', 'integers', 'nan', 'variance', 'prefix'],
 )
 def test_a_file_that_does_not_fit_is_told_in_one_line_before_the_data_is_read(exported, tmp_path, change, message):
   tensors = safetensors.numpy.load_file(exported / 'encoder.safetensors')
@@ -383,8 +397,13 @@ def test_a_file_that_does_not_fit_is_told_in_one_line_before_the_data_is_read(ex
 @pytest.mark.parametrize(
   ('content', 'message'),
   [
-    (None, 'is no file: give a .safetensors file'),
-    (b'PK\x03\x04 a pickle', r'is no safetensors file \(.+\): save the'),
+    (None, 'is no file: give one, such as encoder.safetensors of --mode=export'),
+    (b'PK\x03\x04 a pickle', r'is no whole safetensors file of floats \(.+\): give encoder.safetensors'),
+    (
+      # numpy has no float8
+      (62).to_bytes(8, 'little') + b'{"x":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}    ' + b'\0',
+      r'is no whole safetensors file of floats \(.+\): give encoder.safetensors',
+    ),
   ],
 )
 def test_what_is_no_safetensors_file_is_told_in_one_line(tmp_path, content, message):

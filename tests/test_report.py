@@ -8,11 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from configs import base
 from ssl_jax import figures, report, train
 from ssl_jax.evals import evaluate
 from tests.test_train import tiny
@@ -221,6 +223,43 @@ def test_compare_tells_protocols_apart_and_refuses_a_run_twice(runs, tmp_path):
   (other / 'config.json').write_text(json.dumps(config))
   report.compare([runs / 'seed1', other], tmp_path / 'out')
   assert re.search(r'\| B \| 1 \|.*\| eval.vote = majority \|', (tmp_path / 'out' / 'compare.md').read_text())
+
+
+def test_features_of_unknown_origin_do_not_make_every_key_differ(runs, tmp_path):
+  other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
+  (other / 'config.json').unlink()
+  report.compare([runs / 'seed0', runs / 'seed1', other], tmp_path / 'out')
+  text = (tmp_path / 'out' / 'compare.md').read_text()
+  assert re.search(rf'\| A \| 0, 1 \|.*\| {report.Run.read(runs / "seed0").title} \|', text)
+
+
+def judged(**found):
+  return types.SimpleNamespace(accuracies=found, rows=[], evaluation={}, config={'seed': 0})
+
+
+def test_the_picture_of_a_comparison_is_of_what_most_runs_have():
+  runs = {'a': [judged(linear=1.0, knn5=2.0)], 'b': [judged(knn5=3.0)], 'c': [judged(knn5=4.0)]}
+  (section,) = report._comparison(runs)
+  assert section.parts[1].caption == 'knn5, top-1.'
+
+
+def test_a_comparison_has_what_all_seeds_of_a_config_have():
+  (section,) = report._comparison({'a': [judged(linear=1.0, knn5=2.0), judged(knn5=4.0)]})
+  table = section.parts[0]
+  row = dict(zip(table.head, table.rows[0], strict=True))
+  assert row['linear, %'] == '–' and row['knn5, %'].value == 3
+
+
+def test_younger_keys_and_places_do_not_tell_runs_apart():
+  def made(seed, path, older):
+    chosen = base.get_config()
+    chosen.seed, chosen.eval.data.path = seed, path
+    known = chosen.to_dict()
+    if older:
+      del known['init'], known['data']['stored_size'], known['eval']['data']
+    return types.SimpleNamespace(workdir=path, title='t', config=known)
+
+  assert len(report._groups([made(0, '/here', False), made(1, '/there', False), made(2, '', True)])) == 1
 
 
 def test_compare_keeps_what_only_some_runs_have(runs, tmp_path):

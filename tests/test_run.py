@@ -33,6 +33,10 @@ def test_every_second_view_has_the_other_augmentation(tmp_path):
     ({'projector.features': 16}, 'these do not make a network'),
     ({'model.dtype': 'float64'}, 'these do not make a network'),
     ({'projector.name': 'simcrl'}, "projector.name = 'simcrl' does not exist: did you mean 'simclr'"),
+    (
+      {'method': dict(name='moco_v3')},
+      "projector.name = 'simclr' gives 8 features, and the predictor of 'moco_v3' 256: set projector.features",
+    ),
     ({'method.by_view_pair': 'no'}, "method.by_view_pair = 'no' is no bool: give True or False"),
   ],
 )

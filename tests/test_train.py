@@ -210,6 +210,11 @@ def test_a_workdir_without_a_checkpoint_is_free(tmp_path):
     train.train(tiny(tmp_path, steps=2, seed=5), tmp_path / 'run')
 
 
+def test_half_a_checkpoint_is_none(tmp_path):
+  (tmp_path / 'checkpoints' / '2.orbax-checkpoint-tmp-1').mkdir(parents=True)
+  assert not checkpoint.saved(tmp_path)
+
+
 def test_the_last_step_is_saved_before_it_is_judged(tmp_path, monkeypatch):
   def fails(evaluator, state):
     raise ValueError('the test images cannot be read')

@@ -102,7 +102,8 @@ def _pareto_sizes(classes, total, n_max, n_min, alpha):
   if not sizes(high).sum() <= total <= sizes(low).sum():
     least, most = math.ceil(sizes(high).sum()), math.floor(sizes(low).sum())
     raise ValueError(
-      f'total is {total}, but {classes} classes of {n_min} to {n_max} images by this law have {least} to {most}'
+      f'total is {total}, but {classes} classes of {n_min} to {n_max} images by this law have {least} to {most};'
+      ' take it from there'
     )
   for _ in range(60):
     middle = (low + high) / 2

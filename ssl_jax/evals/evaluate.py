@@ -72,7 +72,7 @@ class Evaluator:
   def at_start(self, state: State) -> dict[str, float]:
     """The untrained encoder's accuracy, and that of raw pixels where they fit in memory: what learning has to beat."""
     untrained = self.knn(self.run.devices.replicate(state))
-    if not self.run.on_device:
+    if not all(features.ready(source, stored_size(self.run.config)) for source in (self.run.known, self.run.test)):
       return untrained
     size = self.run.config.data.image_size
     pixels = []
@@ -133,7 +133,8 @@ class Evaluator:
     arrays |= self.neighbours(judged.train, judged.test, labels.test)
     if choice.finetune:
       numbers |= _finetune(run, state)
-    results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, **numbers}
+    data = {key: run.judged[key] for key in ('name', 'train_split', 'test_split')}
+    results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, 'data': data, **numbers}
     other = run.config.eval.data.name  # the run's own evaluation, and its report, stay
     _write(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
     return results
@@ -184,6 +185,8 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
     state = checkpoints.restore(state)
   elif not config.init:
     raise ValueError(f'--workdir={str(workdir)!r} has no checkpoint yet: train first')
+  else:  # it says what was judged
+    checkpoint.claim(workdir, config.to_dict())
   checkpoints.close()
   return evaluator.judge(state, workdir)
 

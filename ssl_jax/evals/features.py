@@ -117,7 +117,7 @@ def digest(settings: dict, weights, *data: sources.Source) -> str:
 
 
 def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  """What `compute` returns, kept in the folder under a name; those of other names, older weights', are removed.
+  """What `compute` returns, kept in the folder under a name; those of other names are removed.
 
   Several processes compute every time: they must all do the same, and may not see the same disk.
   """

@@ -61,8 +61,10 @@ def _loss(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
       chex.assert_equal_shape_prefix([pos, neg.queries], 1)
       if where is not None:
         raise ValueError(f'where, of shape {where.shape}, beside blocks, which have their own: give None')
-      coupled = 'axis_name' in signature.parameters
-      return function(pos, neg, *args, where=None, **kwargs) if coupled else in_blocks(pos, neg, *args, **kwargs)
+      if 'axis_name' not in signature.parameters:
+        return in_blocks(pos, neg, *args, **kwargs)
+      some = neg.map(lambda _, where: where.any(axis=1))
+      return jnp.where(some, function(pos, neg, *args, where=None, **kwargs), 0)
     chex.assert_rank(neg, 2)
     chex.assert_equal_shape_prefix([pos, neg], 1)
     neg = pairs.to_float32(neg)

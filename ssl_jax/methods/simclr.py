@@ -9,7 +9,8 @@ from ssl_jax import pairs
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean_temperature
 from ssl_jax.temperature import prefix
 
-OF_UNIT_VECTORS = ('align_uniform', 'cacr', 'triplet')  # they take 2 - 2s for the squared distance
+# Three take 2 - 2s for the squared distance, one bounds its negatives by e^(-1/tau), one scales tau by the similarity.
+OF_COSINES = ('align_uniform', 'cacr', 'triplet', 'hard_negative', 'macl')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,9 +33,12 @@ class SimCLR(Method):
     with prefix('method'):
       pairs.check_block(self.block)
       pairs.check_similarity(self.similarity)
-    if self.similarity != 'cosine' and self.contrast.name in OF_UNIT_VECTORS:
-      reason = f'the loss {self.contrast.name!r} is of distances of unit vectors'
+    if self.similarity != 'cosine' and self.contrast.name in OF_COSINES:
+      reason = f'the loss {self.contrast.name!r} is one of cosines, from -1 to 1'
       raise ValueError(f"method.similarity = {self.similarity!r}, but {reason}: give 'cosine', or another loss")
+    if self.similarity != 'cosine' and callable(self.temperature.at(self.temperature.init(), 0)):
+      reason = 'the temperature is a function of cosines, from -1 to 1'
+      raise ValueError(f"method.similarity = {self.similarity!r}, but {reason}: give 'cosine', or a constant one")
     if self.block and self.by_view_pair:
       raise ValueError(f'method.block = {self.block} does not go with by_view_pair=True: give 0, or by_view_pair=False')
 

@@ -79,6 +79,7 @@ def test_a_run_is_judged_on_another_set_beside_its_own(trained, another_set, tmp
   found = evaluate.evaluate(other, copied)
   assert (found['images']['train'], found['images']['test']) == (18, 12)
   assert len(found['classes']['test']) == 3 and found['knn5'] > 60  # brightness alone tells them
+  assert found['data'] == {'name': 'shades/of grey', 'train_split': 'train', 'test_split': 'test'}
   assert json.loads((copied / 'evaluation_shades_of_grey.json').read_text()) == found
   assert json.loads((copied / 'evaluation.json').read_text()) == results
   other.eval.finetune = 'linear'
@@ -103,6 +104,55 @@ def test_a_mistake_in_the_data_of_evaluations_is_named(trained, tmp_path):
   other.eval.data.test_split = 'validation'
   with pytest.raises(ValueError, match=r'^eval\.data: .*not validation_images'):
     evaluate.evaluate(other, workdir)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'path': 'other.npz'}, r"eval\.data\.path = 'other\.npz' is of another set: give it a name too"),
+    ({'source': 'tfds'}, r"eval\.data\.source = 'tfds' is of another set: give it a name too"),
+    ({'name': 'cifar100'}, r"eval\.data\.name = 'cifar100' alone finds no set of data\.source = 'arrays': give eval"),
+  ],
+)
+def test_a_set_of_evaluations_is_named_and_found(trained, changes, message):
+  workdir, chosen, _ = trained
+  other = chosen.copy_and_resolve_references()
+  other.eval.data.update(changes)
+  with pytest.raises(ValueError, match='^' + message):
+    evaluate.evaluate(other, workdir)
+
+
+def test_evaluations_crop_views_from_the_stored_size(tmp_path, monkeypatch):
+  asked, nothing = [], {'backbone': np.zeros((1, 1, 2)), 'projector': np.zeros((1, 1, 2))}
+  monkeypatch.setattr(
+    features, 'extract', lambda *given, size, batch_size: asked.append(size) or (nothing, np.zeros(1))
+  )
+  prepared = run.prepare(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
+  evaluate.Evaluator(prepared).all_features(prepared.initial_state(), tmp_path / 'features')
+  assert asked == [8, 8, 12]
+
+
+def test_features_of_another_set_have_another_name(tmp_path, monkeypatch):
+  told = []
+  monkeypatch.setattr(features, 'digest', lambda settings, *given: told.append(settings['judged']) or 'name')
+  monkeypatch.setattr(features, 'cached', lambda *given: {})
+  for changes in ({}, {'eval.data': dict(name='other', path=tiny(tmp_path).data.path)}):
+    prepared = run.prepare(tiny(tmp_path, **changes))
+    with pytest.raises(KeyError):  # there are no features
+      evaluate.Evaluator(prepared).all_features(prepared.initial_state(), tmp_path)
+  assert [judged['name'] for judged in told] == ['tiny', 'other'] and 'path' not in told[0]
+
+
+def test_another_test_split_leaves_the_training_images(tmp_path):
+  prepared = run.prepare(tiny(tmp_path, **{'eval.data.test_split': 'train'}))
+  assert prepared.known is prepared.train and len(prepared.test) == 64
+
+
+def test_a_probe_is_not_asked_for_another_set_s_classes(tmp_path):
+  changes = {'probe': 0.1, 'eval.k': ()}
+  for data, known in (({}, {'probe'}), (dict(name='other', path=tiny(tmp_path).data.path), set())):
+    prepared = run.prepare(tiny(tmp_path, **changes, **({'eval.data': data} if data else {})))
+    assert evaluate.Evaluator(prepared).knn(prepared.devices.replicate(prepared.initial_state())).keys() == known
 
 
 def test_another_source_does_not_inherit_the_path():

@@ -1,5 +1,6 @@
 """Encoders trained on labels: which labels, which weights, what is trained, and the same on any devices."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -85,6 +86,32 @@ def test_the_host_crops_from_the_images_as_they_are_stored(tmp_path, monkeypatch
   ((source, settings),) = asked
   assert source.items.shape == (64, 12, 12, 3)
   assert settings['size'] == 8 and settings['crops'][0].scale == (0.4, 0.9) and len(settings['crops']) == 1
+
+
+def test_what_the_host_has_cropped_is_not_cropped_again(tmp_path, monkeypatch):
+  changes = {'data.image_size': 8, 'data.on_device': 'no', 'augment.crop_scale': (0.2, 0.3), 'augment.flip': 0.0}
+  chosen = run.prepare(tiny(tmp_path, **changes))
+  seen, image = [], np.random.default_rng(0).integers(256, size=(8, 8, 3), dtype=np.uint8)
+  update = lambda model, direction, augment, *rest: seen.append(augment) or (lambda *state: state)
+  monkeypatch.setattr(finetune._Classifier, 'update', update)
+  monkeypatch.setattr(finetune, '_host_epochs', lambda *given: contextlib.nullcontext(lambda state, epoch: state))
+  fit(((lambda devices: chosen), chosen.initial_state()), 1, SHORT, frozen=False)
+  np.testing.assert_allclose(seen[0](jax.random.key(0), image), chosen.normalize(image), rtol=1e-5, atol=1e-6)
+
+
+def test_images_of_another_stored_size_are_cropped_on_the_device(tmp_path, monkeypatch):
+  chosen = run.prepare(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
+  monkeypatch.delattr(finetune, '_host_epochs')
+  fit(((lambda devices: chosen), chosen.initial_state()), 1, dataclasses.replace(SHORT, epochs=1), frozen=False)
+
+
+def test_the_host_s_workers_and_processes_fine_tune(tmp_path, monkeypatch):
+  chosen = run.prepare(tiny(tmp_path, **{'data.on_device': 'no', 'data.image_size': 8, 'data.workers': 3}))
+  asked = {}
+  monkeypatch.setattr(pipeline, 'batches', lambda source, **settings: asked.update(settings) or iter(()))
+  monkeypatch.setattr(finetune.contextlib, 'closing', contextlib.nullcontext)
+  with finetune._host_epochs(chosen, chosen.train, lambda *state: state, 16, 2, seed=5):
+    assert asked['num_workers'] == 3 and {'process_index', 'process_count'} <= asked.keys()
 
 
 @pytest.mark.parametrize('frozen', [False, True])

@@ -73,7 +73,14 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
         'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0),
         'temperature': NONE,
       },
-      "method.similarity = 'dot', but the loss 'cacr' is of distances of unit vectors: give 'cosine'",
+      "method.similarity = 'dot', but the loss 'cacr' is one of cosines, from -1 to 1: give 'cosine'",
+    ),
+    (
+      {
+        'method': dict(name='simclr', similarity='euclidean'),
+        'temperature': dict(name='cosine', tau_min=0.1, tau_max=0.2),
+      },
+      "method.similarity = 'euclidean', but the temperature is a function of cosines, from -1 to 1",
     ),
     ({'views': 1}, "views = 1 are too few for 'simclr': give 2 or more"),
     ({'method': dict(name='byol')}, "loss.name = 'info_nce' is no loss of the method 'byol': give one of byol"),

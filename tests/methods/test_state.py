@@ -12,7 +12,7 @@ import pytest
 import torch
 from flax import linen as nn
 
-from ssl_jax import losses, methods, temperature
+from ssl_jax import losses, methods, pairs, temperature
 from ssl_jax.data import pipeline
 from ssl_jax.methods import Network, Plan
 from ssl_jax.models import heads
@@ -308,6 +308,16 @@ def test_blocks_of_queries_train_the_same(name):
     chex.assert_trees_all_close(other[-1], whole[-1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize('name', ['simclr', 'moco_symmetric', 'memory_bank'])
+def test_the_loss_sees_blocks(name, monkeypatch):
+  asked, of_blocks = [], pairs.Blocks.map
+  monkeypatch.setattr(
+    pairs.Blocks, 'map', lambda blocks, *given: asked.append(blocks.block) or of_blocks(blocks, *given)
+  )
+  trace(name.removesuffix('_symmetric'), 1, block=5, **KINDS[name])  # 5: traced nowhere else
+  assert set(asked) == {5}
+
+
 @pytest.mark.parametrize('apart', [False, True])
 def test_views_are_one_batch_of_batch_norm_or_one_each(apart):
   norm = heads.MLP(features=(D,), batch_norm='all')
@@ -344,6 +354,21 @@ def test_simclr_with_another_similarity_is_the_loss_of_its_pairs(similarity):
     others = [k for k in range(2 * BATCH) if k not in (q, positive)]
     losses_of_queries.append(-s[q, positive] / TAU + np.log(np.exp(s[q, [positive, *others]] / TAU).sum()))
   np.testing.assert_allclose(values[0], np.mean(losses_of_queries), rtol=1e-5)
+
+
+def test_pairs_of_views_have_the_similarity_too():
+  states, values = trace('simclr', 1, by_view_pair=True, similarity='dot', views=3)
+  views, _ = next(batches(3))
+  weights = jax.tree.leaves(states[0].params['network'])
+  z = [jnp.asarray(view.mean(axis=(1, 2)) @ weights[0] @ weights[1]) for view in views]
+  pos, neg, where = pairs.by_view_pair(*z, similarity='dot')
+  np.testing.assert_allclose(values[0], losses.info_nce(pos, neg, TAU, where=where).mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['align_uniform', 'cacr', 'triplet', 'hard_negative', 'macl'])
+def test_losses_of_cosines_take_no_other_similarity(name):
+  with pytest.raises(ValueError, match=f"method.similarity = 'dot', but the loss {name!r} is one of cosines"):
+    build('simclr', loss=name, similarity='dot')
 
 
 def torch_alg3(views, fast, slow, queue, t_pos=1.0, t_neg=2.0):
