@@ -66,9 +66,13 @@ def read_config(workdir: str | os.PathLike) -> dict:
 
 
 def write_text(file: pathlib.Path, text: str) -> None:
+  write_bytes(file, text.encode())
+
+
+def write_bytes(file: pathlib.Path, data: bytes) -> None:
   """Writes a file whole or not at all."""
   part = file.with_name(file.name + '.part')
-  part.write_text(text)
+  part.write_bytes(data)
   part.replace(file)
 
 

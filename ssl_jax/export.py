@@ -63,9 +63,7 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   }
   folder = checkpoint.writable(workdir / 'export')
   for name, data in files.items():
-    part = folder / f'{name}.part'  # a file is there whole or not at all
-    part.write_bytes(data)
-    part.replace(folder / name)
+    checkpoint.write_bytes(folder / name, data)
   print(f'{config.model.name} at step {about["step"]}, images of {size} px to {about["features"]} features: {folder}')
   print(f'  {", ".join(files)} (how to load them)')
   return folder

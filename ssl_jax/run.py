@@ -89,18 +89,8 @@ class Run:
   def host_batches(self, start_step: int):
     """Batches from host workers: this process's part of each, decoded and cropped."""
     config = self.config
-    return pipeline.batches(
-      self.train,
-      seed=config.seed,
-      batch_size=config.batch_size,
-      start_step=start_step,
-      total_steps=self.total_steps,
-      size=config.data.image_size,
-      crops=host_crops(config),
-      num_workers=config.data.workers,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
-    )
+    steps = dict(start_step=start_step, total_steps=self.total_steps)
+    return host_batches(config, self.train, config.seed, config.batch_size, views=config.views, **steps)
 
 
 def prepare(config: ConfigDict, *, resumed: bool = False) -> Run:
@@ -230,11 +220,22 @@ def augment_settings(config) -> tuple[dict, dict]:
   return settings, settings | dict(config.augment_other)
 
 
-def host_crops(config) -> list[pipeline.Crop | None]:
-  """The crop of each view, where the host crops; None: the centre square."""
+def host_batches(config, source, seed: int, batch_size: int, *, views: int, total_steps: int, start_step: int = 0):
+  """This process's part of each batch of a source, decoded by the host and cropped for so many views."""
   both = augment_settings(config)
   crops = [pipeline.Crop(s['crop_scale'], s['crop_ratio'], s['interpolation']) if s['crop'] else None for s in both]
-  return [crops[v % 2] for v in range(config.views)]
+  return pipeline.batches(
+    source,
+    seed=seed,
+    batch_size=batch_size,
+    start_step=start_step,
+    total_steps=total_steps,
+    size=config.data.image_size,
+    crops=[crops[v % 2] for v in range(views)],
+    num_workers=config.data.workers,
+    process_index=jax.process_index(),
+    process_count=jax.process_count(),
+  )
 
 
 def augments_of(config, on_device: bool):

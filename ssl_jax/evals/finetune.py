@@ -19,7 +19,7 @@ from ssl_jax.data import pipeline
 from ssl_jax.evals import check, features, linear
 from ssl_jax.evals.tally import mean_and_spread
 from ssl_jax.parallel import AXIS
-from ssl_jax.run import Run, augments_of, host_crops, stored_size
+from ssl_jax.run import Run, augments_of, host_batches, stored_size
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, scan_update
 
@@ -239,19 +239,9 @@ def _device_epochs(run: Run, source, update, batch, epochs, seed):
 @contextlib.contextmanager
 def _host_epochs(run: Run, source, update, batch, epochs, seed):
   """The same over images that the host decodes and crops, a few batches ahead."""
-  config, devices, steps = run.config, run.devices, len(source) // batch
+  devices, steps = run.devices, len(source) // batch
   one = devices.map(update, replicated=1, sharded=2, donate=(0,))
-  host = pipeline.batches(
-    source,
-    seed=seed,
-    batch_size=batch,
-    total_steps=epochs * steps,
-    size=config.data.image_size,
-    crops=host_crops(config)[:1],
-    num_workers=config.data.workers,
-    process_index=jax.process_index(),
-    process_count=jax.process_count(),
-  )
+  host = host_batches(run.config, source, seed, batch, views=1, total_steps=epochs * steps)
   with contextlib.closing(host):
     ahead = pipeline.prefetch(host, lambda read: devices.shard((read['images'][:, 0], read['index'])))
 

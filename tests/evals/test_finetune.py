@@ -26,6 +26,16 @@ def prepared(tmp_path_factory):
   return parts, parts(1).initial_state()
 
 
+@pytest.fixture
+def unaugmented(prepared, monkeypatch):
+  """(the run on one device, its state), whose images are trained on as they are"""
+  parts, state = prepared
+  chosen = parts(1)
+  plain = (lambda key, image: chosen.normalize(image)), chosen.normalize
+  monkeypatch.setattr(finetune, '_crops_and_flips', lambda config, on_device=True: plain)
+  return chosen, state
+
+
 def fit(prepared, devices, protocol, *, frozen, images=slice(None)):
   parts, state = prepared
   chosen = parts(devices)
@@ -146,15 +156,9 @@ def test_a_frozen_encoder_stays_as_it_was(prepared, name):
   assert np.any(params['head']['kernel'] != linear.initial_kernels([0], *params['head']['kernel'].shape)[0])
 
 
-def test_without_augmentation_a_frozen_step_is_the_papers_formula(prepared, monkeypatch):
+def test_without_augmentation_a_frozen_step_is_the_papers_formula(prepared, unaugmented):
   """One full batch: W − rate · Xᵀ(softmax(XW) − Y)/n, X centred and scaled, in float64."""
-  parts, state = prepared
-  chosen = parts(1)
-  monkeypatch.setattr(
-    finetune,
-    '_crops_and_flips',
-    lambda config, on_device=True: (lambda key, image: chosen.normalize(image), chosen.normalize),
-  )
+  chosen, state = unaugmented
   protocol = linear.Protocol('', 'sgd', 2.0, 64, 1, (5,), 0.1)
   params, _ = fit(prepared, 1, protocol, frozen=True)
   images = jax.vmap(chosen.normalize)(chosen.train.items)
@@ -168,15 +172,9 @@ def test_without_augmentation_a_frozen_step_is_the_papers_formula(prepared, monk
   np.testing.assert_allclose(params['head']['bias'], -2.0 * error.mean(axis=0), rtol=1e-3, atol=1e-5)
 
 
-def test_fine_tuning_steps_are_those_of_the_classes_mean_loss(prepared, monkeypatch):
+def test_fine_tuning_steps_are_those_of_the_classes_mean_loss(prepared, unaugmented):
   """Two full batches of unequal classes, the second at a tenth of the rate; momentum 0.9 over all weights."""
-  parts, state = prepared
-  chosen = parts(1)
-  monkeypatch.setattr(
-    finetune,
-    '_crops_and_flips',
-    lambda config, on_device=True: (lambda key, image: chosen.normalize(image), chosen.normalize),
-  )
+  chosen, state = unaugmented
   kept = np.flatnonzero(np.arange(64) // 4 < np.array([16, 8, 4, 2])[chosen.train.labels])
   found, _ = fit(prepared, 1, linear.Protocol('', 'sgd', 0.5, 30, 2, (1,), 0.1), frozen=False, images=kept)
   images, labels = jax.vmap(chosen.normalize)(chosen.train.items[kept]), chosen.train.labels[kept]
