@@ -50,7 +50,7 @@ def against_temperature(column: tables.Column, results: Results) -> Figure:
 
 def _panels(results: Results) -> tuple[Figure, list[tuple]]:
   """A panel for each row, with the curves of its first seed."""
-  columns = min(4, len(results))
+  columns = min(3, len(results))
   lines = -(-len(results) // columns)
   figure = Figure(figsize=(2.4 * columns, 2.1 * lines), layout='constrained')
   axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
@@ -86,7 +86,7 @@ def similarities(results: Results) -> Figure:
       counts = np.array(curves[f'similarities_{kind}'])
       axis.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, color=colour, label=label)
     axis.set(xlim=(-1, 1), yscale='log', ylim=(1e-3, 1e2))
-  panels[0][0].legend(fontsize=6)
+  panels[0][0].legend(fontsize=6, loc='upper left')
   figure.supxlabel('cosine similarity', fontsize=9)
   figure.supylabel('density', fontsize=9)
   return figure
@@ -103,7 +103,9 @@ def main(results: pathlib.Path = FOLDER, out: pathlib.Path = FOLDER) -> list[pat
   if not found:
     return []
   drawn = {NAMES[column.metric]: against_temperature(column, found) for column in SWEEP.columns}
-  drawn |= {'separation': separation(found), 'similarities': similarities(found)}
+  shown = {name: of_row for name, of_row in found.items() if not name.startswith('sampled')}  # losses of the paper
+  if shown:
+    drawn |= {'separation': separation(shown), 'similarities': similarities(shown)}
   for name, figure in drawn.items():
     (out / f'{name}.svg').write_text(svg(figure, paper='white'))
   return [out / f'{name}.svg' for name in drawn]
