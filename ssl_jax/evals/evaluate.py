@@ -3,8 +3,9 @@
 import json
 import pathlib
 import re
+import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -125,13 +126,17 @@ class Evaluator:
   def judge(self, state: State, workdir: pathlib.Path) -> dict:
     """Everything that the config asks of the state, a host's: evaluation.json, and what the figures need."""
     run, choice = self.run, self.run.config.eval
+    say = _stages()
+    say('features')
     spaces, labels = self.all_features(state, workdir / 'features')
+    say(', '.join(filter(None, ['kNN' * bool(choice.k), choice.linear and f'linear ({choice.linear})', 'measures'])))
     tau = run.method.temperature.at(state.params.get('temperature', {}), state.step)
     tau = tau if tau is None or callable(tau) else float(tau)
     numbers, arrays = judge.judge(spaces, labels, choice, temperature=tau)
     judged = spaces[choice.features]
     arrays |= self.neighbours(judged.train, judged.test, labels.test)
     if choice.finetune:
+      say(f'training on labels ({choice.finetune})')
       numbers |= _finetune(run, state)
     data = {key: run.judged[key] for key in ('name', 'train_split', 'test_split')}
     results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, 'data': data, **numbers}
@@ -189,6 +194,17 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
     checkpoint.claim(workdir, config.to_dict())
   checkpoints.close()
   return evaluator.judge(state, workdir)
+
+
+def _stages() -> Callable[[str], None]:
+  """Says what an evaluation does next, since it may take minutes, and when."""
+  start = time.monotonic()
+
+  def say(stage):
+    if jax.process_index() == 0:
+      print(f'evaluation, {time.monotonic() - start:.0f} s: {stage}', flush=True)
+
+  return say
 
 
 def _finetune(run: Run, state: State) -> dict:

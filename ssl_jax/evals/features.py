@@ -124,14 +124,15 @@ def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.n
   file = folder / f'{name}.npz'
   if jax.process_count() > 1:
     return compute()
-  if not file.exists():
-    arrays = compute()
-    folder.mkdir(exist_ok=True)
-    part = folder / 'part'
-    with part.open('wb') as stream:
-      np.savez(stream, **arrays)
-    for old in folder.glob('*.npz'):
-      old.unlink()
-    part.replace(file)
-  with np.load(file, allow_pickle=False) as stored:
-    return dict(stored)
+  if file.exists():
+    with np.load(file, allow_pickle=False) as stored:
+      return dict(stored)
+  arrays = compute()
+  folder.mkdir(exist_ok=True)
+  part = folder / 'part'
+  with part.open('wb') as stream:
+    np.savez(stream, **arrays)
+  for old in folder.glob('*.npz'):
+    old.unlink()
+  part.replace(file)
+  return arrays

@@ -3,6 +3,7 @@
 Both see random crops and flips of the training images. All labels, a share of them, or a few a class.
 """
 
+import collections
 import contextlib
 import dataclasses
 import itertools
@@ -17,7 +18,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax.data import pipeline
 from ssl_jax.evals import check, features, linear
-from ssl_jax.evals.tally import mean_and_spread
+from ssl_jax.evals.tally import classes_before, mean_and_spread
 from ssl_jax.parallel import AXIS
 from ssl_jax.run import Run, augments_of, host_batches, stored_size
 from ssl_jax.state import State
@@ -122,9 +123,10 @@ def _moments(run: Run, state: State, source, normalize, scale: str) -> tuple[np.
   apply = features.extractor(run.method, normalize, devices)
   weights = devices.replicate(state.evaluated)
   sizes = dict(size=features.shown(config), batch_size=config.eval.batch_size)
-  x = np.asarray(features.extract(apply, devices, *weights, source, **sizes)[0]['backbone'], np.float64)
-  centre = x.mean(axis=0)
-  square = np.square(x - centre).sum(axis=1).mean() / (x.shape[1] if scale == 'coordinate' else 1)
+  x = features.extract(apply, devices, *weights, source, **sizes)[0]['backbone']
+  centre = x.mean(axis=0, dtype=np.float64)
+  squares = [np.square(rows - centre).sum() for rows in np.array_split(x, -(-len(x) // 1024))]  # 50,000 x 4,096: 0.8 GB
+  square = sum(squares) / len(x) / (x.shape[1] if scale == 'coordinate' else 1)
   return centre.astype(np.float32), np.float32(max(np.sqrt(square), 1e-12))
 
 
@@ -179,10 +181,7 @@ def _one_seed(run: Run, state: State, known, which, protocol, frozen, seed) -> t
   predict = devices.map(predict, replicated=2, sharded=2, out='sharded')
   sizes = dict(size=features.shown(config), batch_size=config.eval.batch_size)
   found, asked = features.extract(predict, devices, fitted['params'], fitted['stats'], run.test, **sizes)
-  logits = found['logits']
-  own = np.take_along_axis(logits, asked[:, None], axis=1)
-  lower = np.arange(classes)[None, :] < asked[:, None]
-  before = ((logits > own) | ((logits == own) & lower)).sum(axis=1)
+  before = classes_before(found['logits'], asked)
   return before < 1, before < 5
 
 
@@ -217,12 +216,29 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed
   return model, fitted
 
 
+def _in_turn(call, ahead: int = 2):
+  """call: ... -> (state, loss), as ... -> state, with at most `ahead` calls under way behind the last one.
+
+  On virtual devices of a CPU a long queue of calls starves the threads that the first one's devices meet in.
+  """
+  losses = collections.deque()
+
+  def run(*arguments):
+    state, loss = call(*arguments)
+    losses.append(loss)
+    if len(losses) > ahead:
+      jax.block_until_ready(losses.popleft())
+    return state
+
+  return run
+
+
 @contextlib.contextmanager
 def _device_epochs(run: Run, source, update, batch, epochs, seed):
   """(state, epoch) -> state, over images that go to the device once for all epochs."""
   del epochs
   devices = run.devices
-  many = devices.map(scan_update(update), replicated=2, sharded=1, donate=(0,))
+  many = _in_turn(devices.map(scan_update(update), replicated=2, sharded=1, donate=(0,)))
   dataset, steps = devices.replicate(source.items), len(source) // batch
   length = run.steps_per_call(steps)
 
@@ -230,7 +246,7 @@ def _device_epochs(run: Run, source, update, batch, epochs, seed):
     order = pipeline.order(seed, epoch, len(source))[: steps * batch].reshape(steps, batch)
     for start in range(0, steps, length):
       index = np.split(order[start : start + length], jax.process_count(), axis=1)[jax.process_index()]
-      state, _ = many(state, dataset, devices.shard(index.T.astype(np.int32)))
+      state = many(state, dataset, devices.shard(index.T.astype(np.int32)))
     return state
 
   yield train
@@ -240,7 +256,7 @@ def _device_epochs(run: Run, source, update, batch, epochs, seed):
 def _host_epochs(run: Run, source, update, batch, epochs, seed):
   """The same over images that the host decodes and crops, a few batches ahead."""
   devices, steps = run.devices, len(source) // batch
-  one = devices.map(update, replicated=1, sharded=2, donate=(0,))
+  one = _in_turn(devices.map(update, replicated=1, sharded=2, donate=(0,)))
   host = host_batches(run.config, source, seed, batch, views=1, total_steps=epochs * steps)
   with contextlib.closing(host):
     ahead = pipeline.prefetch(host, lambda read: devices.shard((read['images'][:, 0], read['index'])))
@@ -248,7 +264,7 @@ def _host_epochs(run: Run, source, update, batch, epochs, seed):
     def train(state, epoch):
       del epoch  # the batches come in its order
       for images, index in itertools.islice(ahead, steps):
-        state, _ = one(state, images, index)
+        state = one(state, images, index)
       return state
 
     yield train

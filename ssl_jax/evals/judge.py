@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 
 from ssl_jax.evals import check, knn, linear, metrics, tally
 from ssl_jax.temperature import Temperature
@@ -159,15 +160,17 @@ def curves(space: Space, labels: Labels, temperature: Temperature | None) -> dic
 
 
 def plane(x: np.ndarray, labels: np.ndarray, count: int = MAPPED) -> dict[str, np.ndarray]:
-  """The two principal components of unit features, of at most `count` images, each axis with a fixed sign."""
+  """At most `count` images on the two principal components of their unit features, each axis with a fixed sign."""
   chosen = np.sort(np.random.default_rng(0).permutation(len(x))[:count])
-  x = np.asarray(x, np.float64) / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
-  centred = x - x.mean(axis=0)
-  values, axes = np.linalg.eigh(centred.T @ centred / len(x))
-  axes = axes[:, ::-1][:, :2]
-  axes *= np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(axes.shape[1])])[None, :]
-  shares = values[::-1][:2] / max(values.sum(), 1e-24)
-  return {'map': centred[chosen] @ axes, 'map_labels': labels[chosen], 'map_shares': shares}
+  x = np.asarray(x[chosen], np.float64)
+  x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+  x -= x.mean(axis=0, keepdims=True)
+  # Of the images' Gram matrix, which stays small where features are wide.
+  values, axes = scipy.linalg.eigh(x @ x.T, subset_by_index=[len(x) - 2, len(x) - 1])
+  values, axes = np.maximum(values[::-1], 0), axes[:, ::-1]
+  axes *= np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(2)])[None, :]
+  shares = values / max(np.square(x).sum(), 1e-24)
+  return {'map': axes * np.sqrt(values)[None, :], 'map_labels': labels[chosen], 'map_shares': shares}
 
 
 def judge(

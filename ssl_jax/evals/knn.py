@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.evals import blocks, check
+from ssl_jax.evals.tally import classes_before
 
 # The squared distance that float32 rounding leaves between equal unit vectors: no distance is taken to be smaller.
 SMALLEST_SQUARED_DISTANCE = 1e-6
@@ -137,10 +138,7 @@ def classify(
 
 def hits(scores: np.ndarray, labels: np.ndarray, topk: int) -> np.ndarray:
   """Whether each label is among the topk scores, ties to the lower class, no vote no hit.  [q, c], [q] -> bool [q]"""
-  own = np.take_along_axis(scores, labels[:, None], axis=1)
-  lower = np.arange(scores.shape[1])[None, :] < labels[:, None]
-  before = ((scores > own) | ((scores == own) & lower)).sum(axis=1)
-  return (before < topk) & (own[:, 0] > 0)
+  return (classes_before(scores, labels) < topk) & (np.take_along_axis(scores, labels[:, None], axis=1)[:, 0] > 0)
 
 
 def accuracy(

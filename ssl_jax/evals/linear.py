@@ -16,7 +16,7 @@ import optax
 import scipy.linalg
 
 from ssl_jax.evals import check
-from ssl_jax.evals.tally import mean_and_spread
+from ssl_jax.evals.tally import classes_before, mean_and_spread
 from ssl_jax.optim import for_strict_promotion
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -139,10 +139,7 @@ def _predict(params, x, y):
 
   def one(params):
     logits = _logits(params, x)
-    own = jnp.take_along_axis(logits, y[:, None], axis=1)
-    lower = jnp.arange(logits.shape[1])[None, :] < y[:, None]
-    before = (logits > own) | ((logits == own) & lower)
-    return jnp.argmax(logits, axis=1), before.sum(axis=1)
+    return jnp.argmax(logits, axis=1), classes_before(logits, y)
 
   return jax.lax.map(one, params)
 

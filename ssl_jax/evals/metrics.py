@@ -448,18 +448,6 @@ def alpha_req(x, *, ranks: tuple[int, int] = (3, 100)) -> float:
   return float(-slope)
 
 
-def _scatter(views):
-  """Covariance of the image means, and of the views about them.  [v, n, d] -> [d, d], [d, d]
-
-  In float64: in float32 features of large norm have a covariance that is not positive.
-  """
-  views = np.asarray(views, np.float64)
-  centre = views.mean(axis=0)
-  between = centre - centre.mean(axis=0, keepdims=True)
-  within = (views - centre[None]).reshape(-1, views.shape[-1])
-  return tuple(x.T @ x / len(x) for x in (between, within))
-
-
 def lidar(views, *, delta: float = 1e-4) -> float:
   """LiDAR: the effective rank of Σ_w^−½ Σ_b Σ_w^−½ of a discriminant analysis of images (Thilak et al. 2023).
 
@@ -469,6 +457,13 @@ def lidar(views, *, delta: float = 1e-4) -> float:
   views = _views('views', views)
   if views.shape[0] < 2 or views.shape[1] < 2:
     raise ValueError(f'views: shape {views.shape}, expected at least 2 views of at least 2 examples')
-  between, within = _scatter(views)
-  eigenvalues = scipy.linalg.eigh(between, within + delta * np.eye(len(within)), eigvals_only=True)
+  # In float64: in float32 features of large norm have a covariance that is not positive.
+  views = np.asarray(views, np.float64)
+  centre = views.mean(axis=0)
+  within = (views - centre[None]).reshape(-1, views.shape[-1])
+  root = scipy.linalg.cholesky(within.T @ within / len(within) + delta * np.eye(within.shape[1]), lower=True)
+  whitened = scipy.linalg.solve_triangular(root, (centre - centre.mean(axis=0, keepdims=True)).T, lower=True)  # [d, n]
+  d, n = whitened.shape
+  eigenvalues = np.zeros(d)  # of whitened whitenedᵀ / n, whose rank is that of the smaller Gram matrix
+  eigenvalues[: min(n, d)] = scipy.linalg.eigvalsh(whitened.T @ whitened if n < d else whitened @ whitened.T) / n
   return _effective_rank(np.maximum(eigenvalues, 0), 1e-8)

@@ -1,10 +1,22 @@
-"""From predictions to accuracies: by class, by thirds of a long tail, and over seeds."""
+"""From scores and predictions to accuracies: by class, by thirds of a long tail, and over seeds."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from ssl_jax.evals import check
+
+
+def classes_before(scores, labels):
+  """How many classes come before each example's own: of higher score, or of the same and a lower number.
+
+  All of them where its score is not a number: a classifier that has diverged recognises nothing.
+  numpy or jax: [n, c], [n] -> [n]
+  """
+  xp = scores.__array_namespace__()
+  own = xp.take_along_axis(scores, labels[:, None], axis=1)
+  after = (scores < own) | ((scores == own) & (xp.arange(scores.shape[1])[None, :] >= labels[:, None]))
+  return xp.sum(~after, axis=1)
 
 
 def confusion(predictions, labels, num_classes: int) -> np.ndarray:

@@ -253,3 +253,28 @@ def test_evaluations_fine_tune_by_config(prepared, monkeypatch):
     ('5-shot', finetune.FULL, False, (2, 3)),
     ('all', linear.PROTOCOLS['supervised_cifar'], True, (2, 3)),
   ]
+
+
+def test_calls_wait_for_those_before_them():
+  waited = []
+
+  class Loss:
+    def __init__(self, call):
+      self.call = call
+
+    def block_until_ready(self):
+      waited.append(self.call)
+
+  run_one = finetune._in_turn(lambda call: (f'state {call}', Loss(call)), ahead=2)
+  seen = []
+  for call in range(5):
+    assert run_one(call) == f'state {call}'
+    seen.append(list(waited))
+  assert seen == [[], [], [0], [0, 1], [0, 1, 2]]
+
+
+def test_a_classifier_that_diverges_recognises_nothing(prepared):
+  parts, state = prepared
+  wild = dataclasses.replace(SHORT, epochs=1, milestones=(), learning_rate=float('inf'))
+  found = finetune.finetune(parts(1), state, protocol=wild)
+  assert found['top1'] == 0

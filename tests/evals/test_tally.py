@@ -1,8 +1,12 @@
-"""Accuracies of predictions, against scikit-learn and by hand."""
+"""Accuracies of scores and predictions, against a sort, scikit-learn and by hand."""
 
 import chex
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from sklearn import metrics as sklearn_metrics
 
 from ssl_jax.evals import tally
@@ -43,3 +47,17 @@ class TallyTest(chex.TestCase):
 def test_bad_input_is_refused(call, message):
   with pytest.raises(ValueError, match=message):
     call()
+
+
+@given(arrays.arrays(np.float32, (7, 4), elements=st.sampled_from([0.0, 1.0, 2.0, -np.inf])), st.integers(0, 2**31))
+def test_classes_before_are_those_of_a_stable_sort(scores, seed):
+  labels = np.random.default_rng(seed).integers(4, size=7)
+  order = np.argsort(-scores, axis=1, kind='stable')
+  expected = [list(row).index(label) for row, label in zip(order, labels, strict=True)]
+  np.testing.assert_array_equal(tally.classes_before(scores, labels), expected)
+
+
+@pytest.mark.parametrize('xp', [np, jnp])
+def test_scores_that_are_not_numbers_are_no_hits(xp):
+  scores = xp.asarray([[np.nan] * 3, [1.0, np.nan, 0.0], [np.nan, 2.0, 1.0]], np.float32)
+  np.testing.assert_array_equal(tally.classes_before(scores, xp.asarray([0, 1, 1])), [3, 3, 1])
