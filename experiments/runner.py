@@ -33,17 +33,20 @@ GRACE = 2.0  # minutes that runs may go over the budget before they are stopped
 
 
 def missing(sweep: Sweep, finished: Mapping, only: Sequence[str] = (), seeds: int = 0) -> list[tuple[Row, int]]:
-  """(row, seed) of every run that is not done: first seeds first, further rows last. `seeds`: at least so many."""
-  names = [row.name for row in sweep.rows]
+  """(row, seed) of every run that is not done: first seeds first, further rows last, or `only` some in that order.
+
+  `seeds`: at least so many.
+  """
+  rows = {row.name: row for row in sweep.rows}
   for name in only:
-    if name not in names:
-      raise ValueError(f'--only={name!r} is no row of the sweep: {nearest(name, names)}')
+    if name not in rows:
+      raise ValueError(f'--only={name!r} is no row of the sweep: {nearest(name, list(rows))}')
   jobs = []
-  for place, row in enumerate(sweep.rows):
+  for place, row in enumerate([rows[name] for name in dict.fromkeys(only)] or sweep.rows):
     wanted = [*row.seeds, *(seed for seed in range(seeds) if seed not in row.seeds)]
-    for turn, seed in enumerate(wanted if not only or row.name in only else ()):
+    for turn, seed in enumerate(wanted):
       if (row.name, seed) not in finished:
-        jobs.append(((row.further, turn, place), row, seed))
+        jobs.append(((row.further and not only, turn, place), row, seed))
   return [(row, seed) for _, row, seed in sorted(jobs, key=lambda job: job[0])]
 
 
@@ -144,6 +147,9 @@ class Child:
 
   def result(self, **facts) -> dict:
     """The row of results.jsonl, or an error with the last line of the log."""
+    if (number := -self.process.returncode) > 0:
+      name = next((known.name for known in signal.Signals if known == number), f'signal {number}')
+      raise ValueError(f'ended by {name}; its log is {self.workdir / "log.txt"}')
     if self.process.returncode:
       lines = [line for line in (self.workdir / 'log.txt').read_text(errors='replace').splitlines() if line.strip()]
       raise ValueError(lines[-1] if lines else f'exit status {self.process.returncode}')
@@ -264,7 +270,7 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
   )
   parser.add_argument('--side-by-side', type=int, default=1, help='so many runs at once (2 or 3 with NVIDIA MPS)')
   parser.add_argument('--ahead', type=int, default=0, help='so many more compile meanwhile, and wait for their turn')
-  parser.add_argument('--only', type=names, default=(), help='names of rows, parted by commas')
+  parser.add_argument('--only', type=names, default=(), help='names of rows, parted by commas, in this order')
   parser.add_argument('--seeds', type=int, default=0, help='at least so many seeds of each row')
   parser.add_argument('--runs', type=pathlib.Path, default=pathlib.Path('runs') / folder.name, help='the workdirs')
   parser.add_argument('--commit', default='', help='of the code, where git does not tell')

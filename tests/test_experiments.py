@@ -179,6 +179,8 @@ def test_first_seeds_come_first_and_further_rows_last():
   assert order({}) == [('tau_0.1', 0), ('tau_0.2', 0), ('tau_0.1', 1), ('tau_0.2', 1), ('tau_0.3', 0)]
   assert order({('tau_0.1', 0): {}, ('tau_0.3', 0): {}})[0] == ('tau_0.2', 0)
   assert order({}, ['tau_0.3'], 3) == [('tau_0.3', 0), ('tau_0.3', 1), ('tau_0.3', 2)]
+  chosen = [('tau_0.3', 0), ('tau_0.1', 0), ('tau_0.1', 1)]
+  assert order({}, ['tau_0.3', 'tau_0.1', 'tau_0.3']) == chosen, 'in the order of their names, each once'
   with pytest.raises(ValueError, match=r"--only='tau_0.11' is no row of the sweep: did you mean 'tau_0.1'"):
     order({}, ['tau_0.11'])
 
@@ -240,6 +242,16 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(place, tmp_path, capsys):
   assert 'tau_0.9_seed0 failed: ssl_jax: the loss is not finite at step 3' in capsys.readouterr().out
   assert [row['name'] for row in tables.read(folder / 'results.jsonl')] == ['tau_0.1']
   assert '| 80.50 | 80.00 | -0.50 |' in (folder / 'README.md').read_text()
+
+
+def test_a_run_that_is_killed_names_its_log(place, tmp_path, capsys):
+  _, run = place
+  (tmp_path / 'killed.py').write_text(
+    'import os, signal\nprint("no reason", flush=True)\nos.kill(os.getpid(), signal.SIGKILL)'
+  )
+  assert run(sweep_of(tau(0.1)), program=str(tmp_path / 'killed.py')) == ['tau_0.1_seed0']
+  log = tmp_path / 'runs' / 'tau_0.1_seed0' / 'log.txt'
+  assert f'tau_0.1_seed0 failed: ended by SIGKILL; its log is {log}' in capsys.readouterr().out
 
 
 def test_a_signal_stops_the_runs_and_the_same_command_goes_on(place, tmp_path, capsys):
