@@ -60,6 +60,8 @@ VARIANTS = {
   'macl': {'loss': dict(name='macl', tau0=0.1, alpha=0.5), 'temperature': NONE},
   'align_uniform': {'loss': dict(name='align_uniform', t=2.0), 'temperature': NONE},
   'hard_negative': {'loss': dict(name='hard_negative', beta=1.0), 'temperature': dict(name='constant', tau=0.5)},
+  # Qiu et al. 2023: a temperature of each image's own.
+  'isogclr': {'method': dict(name='isogclr'), 'loss': dict(name='robust_contrastive', rho=0.3), 'temperature': NONE},
   # Supervised A.4: alpha and lam of its CIFAR-10 rows.
   'balanced': {
     'batch_size': 512,

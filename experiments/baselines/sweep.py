@@ -68,6 +68,7 @@ SWEEP = Sweep(
     row('cacr', 'CACR, K = 4, AlexNet', CACR, minutes=3),
     row('cacr_k1', 'CACR, K = 1, AlexNet', CACR),
     row('cacr_moco', 'CACR on MoCo v2, K = 4', minutes=5),
+    Row('isogclr', 'iSogCLR', 'configs/cifar10.py:isogclr', minutes=2.5, further=True),
     Row('cmc_by_pairs', 'CMC, K = 4, AlexNet', 'configs/cifar10.py:cmc', CACR, minutes=3, further=True),
   ),
 )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ssl_jax import losses, models, temperature
 from ssl_jax.methods.bank import MemoryBank
 from ssl_jax.methods.distillation import BYOL, DINO, SimSiam
+from ssl_jax.methods.isogclr import ISogCLR
 from ssl_jax.methods.moco import MoCo, MoCoV3
 from ssl_jax.methods.momentum import Momentum
 from ssl_jax.methods.protocol import Inputs, Method, Network, Outputs, Plan
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
   'moco': MoCo,
   'moco_v3': MoCoV3,
   'memory_bank': MemoryBank,
+  'isogclr': ISogCLR,
   'redundancy': Redundancy,
   'byol': BYOL,
   'simsiam': SimSiam,

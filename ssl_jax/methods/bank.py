@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, gather, mean_temperature
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, gather, mean_temperature, write
 from ssl_jax.temperature import prefix, require
 
 
@@ -54,7 +54,4 @@ class MemoryBank(Method):
 
   def _updated(self, bank, index, z):
     index, z = gather(index, self.axis_name), gather(z, self.axis_name)
-    # An image that takes the place of a broken one may be in the batch twice; only its first entry is written.
-    again = jnp.argmax(index[:, None] == index[None], axis=1) != jnp.arange(len(index))
-    entries = pairs.normalize(self.momentum * bank[index] + (1 - self.momentum) * z)
-    return bank.at[jnp.where(again, len(bank), index)].set(entries, mode='drop')
+    return write(bank, index, pairs.normalize(self.momentum * bank[index] + (1 - self.momentum) * z))

@@ -142,6 +142,13 @@ def gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
   return x if axis_name is None else jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
 
+def write(table: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
+  """The table of all images with the rows of some.  [N, ...], int [B], [B, ...] -> [N, ...]"""
+  # An image that takes the place of a broken one may be in the batch twice; only its first row is written.
+  again = jnp.argmax(index[:, None] == index[None], axis=1) != jnp.arange(len(index))
+  return table.at[jnp.where(again, len(table), index)].set(rows, mode='drop')
+
+
 def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:
   """The parameters, which no gradient reaches before the step `until`."""
   return jax.tree.map(lambda p: jnp.where(step < until, jax.lax.stop_gradient(p), p), params)

@@ -168,6 +168,33 @@ def test_an_image_that_is_in_a_batch_twice_is_written_once():
   close(outputs.extra['bank'][3], unit(0.5 * extra['bank'][3] + 0.5 * z))
 
 
+@DEVICES
+def test_averages_and_temperatures_of_isogclr(devices):
+  settings = dict(tau=None, momentum=0.4, tau_momentum=0.3, tau_rate=0.05, tau_min=0.25, tau_max=0.7)
+  states, values = trace('isogclr', devices, loss='robust_contrastive', tau_start=0.3, **settings)
+  average, tau, slope = np.zeros(EXAMPLES), np.full(EXAMPLES, 0.3), np.zeros(EXAMPLES)
+  for step, (views, index) in enumerate(batches(2)):
+    weights = matrices(states[step].params['network'])
+    z = [unit(project(weights, view)) for view in views]
+    losses_of_images = []
+    for b, i in enumerate(index):
+      h = [
+        z[v][b] @ z[w][other] - z[v][b] @ z[1 - v][b]
+        for v, w, other in itertools.product(range(2), range(2), range(BATCH))
+        if other != b
+      ]
+      exponentials = np.exp(np.array(h) / tau[i])
+      average[i] = 0.4 * average[i] + 0.6 * exponentials.mean() if average[i] else exponentials.mean()
+      losses_of_images.append(tau[i] * (np.log(average[i]) + 0.3))
+      derivative = np.log(average[i]) + 0.3 - np.mean(h * exponentials) / tau[i] / average[i]
+      slope[i] = 0.3 * slope[i] + 0.7 * derivative
+      tau[i] = np.clip(tau[i] - 0.05 * slope[i], 0.25, 0.7)
+    close(values[step], np.mean(losses_of_images))
+    for name, expected in dict(average=average, tau=tau, slope=slope).items():
+      close(states[step + 1].extra['images'][name], expected)
+  assert tau.min() == 0.25 and len(np.unique(tau)) > EXAMPLES // 2, 'some are at the bound, others have their own'
+
+
 def test_sampled_negatives_follow_from_the_key_of_the_step():
   method = build('memory_bank', negatives=7, axis_name=None)
   params, batch_stats, extra = method.init(jax.random.key(0), jnp.zeros((2, 4, 4, 3)))
@@ -279,6 +306,7 @@ KINDS = {
   'moco_symmetric': dict(queue=16, momentum=0.7, symmetric=True, intra_batch=True, views=3),
   'moco_v3': dict(momentum=0.7, small=1),
   'memory_bank': dict(negatives=7),
+  'isogclr': dict(loss='robust_contrastive', tau=None, views=3, tau_rate=0.05),
   'byol': dict(loss='byol', tau=None, momentum=0.7, small=1),
   'simsiam': dict(loss='simsiam', tau=None, small=1),
   'redundancy': dict(loss='vicreg', tau=None, views=3),

@@ -63,6 +63,7 @@ METHODS = {
   'macl': {'loss': dict(name='macl', tau0=0.1, alpha=0.5), 'temperature': NONE},
   'align_uniform': {'loss': dict(name='align_uniform', t=2.0), 'temperature': NONE},
   'hard_negative': {'loss': dict(name='hard_negative', beta=1.0), 'temperature': tau(0.5)},
+  'isogclr': {'method': dict(name='isogclr'), 'loss': dict(name='robust_contrastive'), 'temperature': NONE},
   'balanced': {'loss': dict(name='balanced', alpha=2.0, lam=4.0), 'temperature': NONE},
   'multi_crop': {'small_crops': SMALL_CROPS},
   'cmc': {'views': 3, 'method': dict(name='cmc')},
