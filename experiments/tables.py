@@ -27,6 +27,13 @@ class Row:
   further: bool = False  # run after all rows that are not
 
 
+def on_cifar100(row: Row, published: Mapping) -> Row:
+  """The same on CIFAR-100, after all rows of CIFAR-10."""
+  names = dict(name=f'cifar100_{row.name}', title=f'{row.title}, CIFAR-100', note='')
+  config = row.config.replace('cifar10.py', 'cifar100.py')
+  return dataclasses.replace(row, **names, config=config, seeds=(0,), published=published, further=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Column:
   """A metric in the table: of `metrics` of a result, or a field of the result itself."""

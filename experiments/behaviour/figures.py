@@ -103,7 +103,8 @@ def main(results: pathlib.Path = FOLDER, out: pathlib.Path = FOLDER) -> list[pat
   if not found:
     return []
   drawn = {NAMES[column.metric]: against_temperature(column, found) for column in SWEEP.columns}
-  shown = {name: of_row for name, of_row in found.items() if not name.startswith('sampled')}  # losses of the paper
+  plain = ('contrastive', 'hard', 'simple')  # losses of the paper, on CIFAR-10
+  shown = {name: of_row for name, of_row in found.items() if name.startswith(plain)}
   if shown:
     drawn |= {'separation': separation(shown), 'similarities': similarities(shown)}
   for name, figure in drawn.items():
