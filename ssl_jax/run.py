@@ -106,6 +106,7 @@ def prepare(config: ConfigDict, *, resumed: bool = False) -> Run:
   encoder = try_network(config)  # a mistake is told before the data is read
   start = weights.load(config.init, encoder, config.data.image_size) if config.init and not resumed else None
   augments_of(config, on_device=True)
+  judged(config)
   kept = imbalance.create(config.imbalance)
   skipped = collections.Counter()
   train, on_device = _load(config, 'train', skipped, kept=kept)
