@@ -64,8 +64,9 @@ TABLES = (
     published={KNN: 85.84},
   ),
 )
-SIMCLR = dict.fromkeys(('simclr_0.2', 'simclr_0.1', 'simclr_0.5'), {KNN: 52.32, UNIFORMITY: -2.2556, BETWEEN: -0.5246})
-CIFAR100 = SIMCLR | {
+SIMCLR = {KNN: 52.32, UNIFORMITY: -2.2556, BETWEEN: -0.5246}
+CIFAR100 = {
+  **{f'simclr_{tau}': SIMCLR for tau in (0.2, 0.1, 0.5)},
   'cosine': {KNN: (56.57, 56.72), UNIFORMITY: -2.8169, BETWEEN: -0.7657},
   'dcl': {KNN: 56.02, UNIFORMITY: -2.8314, BETWEEN: -0.6792},
   'macl': {KNN: 56.15},
