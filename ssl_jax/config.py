@@ -10,6 +10,8 @@ from ml_collections import ConfigDict
 
 from ssl_jax.names import nearest
 
+SEEDS = 2**31  # jax makes a key of an int32
+
 # Sections whose keys depend on their name; whatever they name checks them.
 NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'temperature', 'imbalance')
 
@@ -225,10 +227,17 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
   scale = config.small_crops.scale
   if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
     raise ValueError(f'small_crops.scale = {scale!r} must be 0 < low <= high <= 1, such as (0.05, 0.14)')
+  if config.seed >= SEEDS:
+    raise ValueError(f'seed = {config.seed!r} must be below {SEEDS}')
+  betas = config.optimizer.betas
+  if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
+    raise ValueError(f'optimizer.betas = {betas!r} must be two numbers in [0, 1), such as (0.9, 0.999)')
+  if config.optimizer.momentum >= 1:
+    raise ValueError(f'optimizer.momentum = {config.optimizer.momentum!r} must be below 1, such as 0.9')
   if config.ema >= 1:
     raise ValueError(f'ema = {config.ema!r} must be below 1, such as 0.999, or 0 for no average')
-  if not config.eval.seeds or any(not isinstance(seed, int) or seed < 0 for seed in config.eval.seeds):
-    raise ValueError(f'eval.seeds = {config.eval.seeds!r} must be whole numbers from 0 on, at least one, such as (0,)')
+  if not config.eval.seeds or any(not isinstance(x, int) or not 0 <= x < SEEDS for x in config.eval.seeds):
+    raise ValueError(f'eval.seeds = {config.eval.seeds!r} must be whole numbers from 0 to {SEEDS - 1}, such as (0,)')
   if 0 < config.data.stored_size < config.data.image_size:
     size = config.data.image_size
     raise ValueError(f'data.stored_size = {config.data.stored_size!r} must be 0 or at least data.image_size = {size}')

@@ -93,16 +93,19 @@ class Run:
     return host_batches(config, self.train, config.seed, config.batch_size, views=config.views, **steps)
 
 
-def prepare(config: ConfigDict, *, resumed: bool = False) -> Run:
+def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -> Run:
   """Finds whatever is wrong with a valid config: devices first, then names and parameters, then the data.
 
-  A `resumed` run has its weights in a checkpoint, and does not need the file `init` any more.
+  A `resumed` run has its weights in a checkpoint, and does not need the file `init` any more. One that no longer
+  `trains` has no use for its batch.
   """
   devices = Devices.choose(config.parallel.map, config.parallel.devices)
   count = len(devices.devices)
-  if config.batch_size % count:
+  if trains and config.batch_size % count:
     near = max(config.batch_size // count, 1) * count
-    raise ValueError(f'batch_size = {config.batch_size} does not divide over {count} devices: try {near}')
+    raise ValueError(
+      f'batch_size = {config.batch_size} does not divide over {count} devices: try {near}, or parallel.devices'
+    )
   encoder = try_network(config)  # a mistake is told before the data is read
   start = weights.load(config.init, encoder, config.data.image_size) if config.init and not resumed else None
   augments_of(config, on_device=True)
@@ -112,9 +115,9 @@ def prepare(config: ConfigDict, *, resumed: bool = False) -> Run:
   train, on_device = _load(config, 'train', skipped, kept=kept)
   if not len(train):
     raise ValueError(f'data.train_split = {config.data.train_split!r} has no readable image: look at data.path')
-  if len(train) < config.batch_size:
+  if trains and len(train) < config.batch_size:
     raise ValueError(f'batch_size = {config.batch_size} is larger than the {len(train)} training images: lower it')
-  steps_per_epoch = len(train) // config.batch_size
+  steps_per_epoch = max(len(train) // config.batch_size, 1)
   lengths = dict(steps_per_epoch=steps_per_epoch, total_steps=config.steps or config.epochs * steps_per_epoch)
   rate = optim.rate(config.optimizer, batch_size=config.batch_size, **lengths)
   if config.small_crops.number and not on_device:

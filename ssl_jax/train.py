@@ -67,6 +67,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
     summary['broken_images_skipped'] = run.skipped.total()
   records.keep(workdir, summary)
   if config.eval.at_end:
+    if any(_agreed(run.total_steps, 0, stop.is_set())):  # asked during the last step
+      raise Interrupted('trained and saved, stopped before the evaluation: the same command goes on from here')
     evaluator.judge(run.devices.unreplicate(state), workdir)
   records.finish(workdir, summary)
   return summary

@@ -105,6 +105,11 @@ def test_a_wrong_override_is_refused(override, message):
 @pytest.mark.parametrize(
   ('override', 'message'),
   [
+    ('optimizer.betas=(0.9,)', r'optimizer.betas = \(0.9,\) must be two numbers in \[0, 1\)'),
+    ('optimizer.betas=(0.9,1.0)', r'optimizer.betas = \(0.9, 1.0\) must be two numbers in \[0, 1\)'),
+    ('optimizer.momentum=1.0', r'optimizer.momentum = 1.0 must be below 1'),
+    ('seed=2147483648', r'seed = 2147483648 must be below 2147483648'),
+    ('eval.seeds=(0,2147483648)', r'eval.seeds = \(0, 2147483648\) must be whole numbers from 0 to 2147483647'),
     ('optimizer.name=larss', r"optimizer.name = 'larss' does not exist: did you mean 'lars'\?"),
     ('data.source=tdfs', r"data.source = 'tdfs' does not exist: did you mean 'tfds'\?"),
     ('parallel.map=xmap', r"parallel.map = 'xmap' does not exist: did you mean 'pmap'\?"),

@@ -122,6 +122,26 @@ def test_interrupted_and_resumed_is_bit_identical(reference, stop_at, tmp_path):
   chex.assert_trees_all_equal(other, state)
 
 
+def test_a_stop_in_the_last_step_leaves_the_evaluation_to_the_same_command(tmp_path):
+  chosen = tiny(tmp_path, **{'steps': 2, 'eval.at_end': True, 'eval.view_images': 4})
+
+  class Stop:
+    asked = 0
+
+    def is_set(self):
+      self.asked += 1
+      return self.asked >= 2
+
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(train, '_stop_requests', lambda: contextlib.nullcontext(Stop()))
+    with pytest.raises(train.Interrupted, match='trained and saved, stopped before the evaluation'):
+      train.train(chosen, tmp_path / 'run')
+  assert not (tmp_path / 'run' / 'evaluation.json').exists()
+  train.train(chosen, tmp_path / 'run')
+  assert (tmp_path / 'run' / 'evaluation.json').exists()
+  assert [row['step'] for row in records.read(tmp_path / 'run') if 'loss' in row] == [1, 2]
+
+
 def test_killed_and_resumed_is_bit_identical(reference, tmp_path, monkeypatch):
   """No time to save: the run goes on from its last checkpoint, and drops the rows that came after it."""
   _, _, losses, state = reference
@@ -300,6 +320,10 @@ def test_without_labels_training_works_and_knn_says_what_it_needs(tmp_path):
     ({'augment.name': 'simclar'}, "augment.name = 'simclar' does not exist: did you mean 'simclr'"),
     ({'augment.crop_scale': (1.2, 1)}, 'augment.crop_scale'),
     ({'data.path': 'nowhere.npz'}, "data.path 'nowhere.npz' is not an .npz file"),
+    (
+      {'imbalance': dict(name='exponential_tail', ratio=0.1), 'batch_size': 16, 'eval.finetune': '5-shot'},
+      "eval.finetune: labels: '5-shot', but class . has . training images",
+    ),
   ],
 )
 def test_bad_input_is_refused_in_one_line(tmp_path, changes, message):

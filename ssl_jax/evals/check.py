@@ -7,7 +7,8 @@ import numpy as np
 
 @jax.jit
 def _all_finite(x):
-  return jnp.isfinite(x).all()
+  """Whether every row has a length."""
+  return jnp.isfinite(jnp.square(x).sum(axis=1)).all()
 
 
 def features(name: str, x) -> jax.Array:
@@ -17,7 +18,8 @@ def features(name: str, x) -> jax.Array:
   x = jnp.asarray(x, jnp.float32)
   if not _all_finite(x):
     raise ValueError(
-      f'{name}: holds NaN or infinity; extract the features again from a checkpoint that has not diverged'
+      f'{name}: holds NaN or infinity, or has rows longer than float32 can tell (1e19); extract the features again '
+      'from a checkpoint that has not diverged, or scale them'
     )
   return x
 

@@ -5,6 +5,7 @@ import pathlib
 import re
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 
 import jax
@@ -48,6 +49,11 @@ class Evaluator:
     check.seen(f'data.test_split = {run.judged["test_split"]!r}', asked, 'the training images', known)
     if max(run.config.eval.k, default=0) > len(run.known):
       raise ValueError(f'eval.k = {run.config.eval.k} has more than the {len(run.known)} training images: lower it')
+    if run.config.eval.finetune in finetune.LABELS:  # before hours of training
+      try:
+        finetune.chosen_labels(known, run.config.eval.finetune, 0)
+      except ValueError as error:
+        raise ValueError(f'eval.finetune: {error}') from None
     self.run = run
     self.apply = features.extractor(run.method, run.normalize, run.devices)
 
@@ -181,7 +187,7 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
     return evaluate_features(config.eval.file, workdir, config.eval)
   if not config.init:
     checkpoint.read_config(workdir)
-  run = prepare(config, resumed=checkpoint.saved(workdir))
+  run = prepare(config, resumed=checkpoint.saved(workdir), trains=False)
   evaluator = Evaluator(run)
   workdir = checkpoint.check(workdir, config.to_dict())
   checkpoints = checkpoint.Checkpoints(workdir, run.identity)
@@ -234,7 +240,10 @@ def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:
     for key in KEYS:
       if key not in stored:
         raise ValueError(f'eval.file = {str(path)!r} has no {key}: give {", ".join(KEYS)}')
-    train, train_labels, test, test_labels = (stored[key] for key in KEYS)
+    try:
+      train, train_labels, test, test_labels = (stored[key] for key in KEYS)
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+      raise ValueError(f'eval.file = {str(path)!r} cannot be read ({error}): store plain numbers') from error
   workdir = checkpoint.writable(workdir)
   name = settings['features']
   labels = judge.Labels(train_labels, test_labels)
@@ -264,18 +273,19 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
 
   Small crops are drawn as large as the others.
   """
-  config.data.on_device = 'yes'  # the crops of the device and of the host follow one distribution
-  run = prepare(config)
+  run = prepare(config, trains=False)
+  augments, *_ = augments_of(config, on_device=True)  # the crops of the device and of the host follow one distribution
   folder = checkpoint.writable(workdir)
+  images = min(images, len(run.train))
   chosen = np.arange(images) * (len(run.train) // images)
   originals, _ = features.squares(run.train, chosen, config.data.image_size)
   stored, _ = features.squares(run.train, chosen, stored_size(config))
   columns = [originals]
   for draw in range(draws):
     keys = example_keys(config.seed, jnp.int32(draw), jnp.arange(images))
-    views = jax.jit(lambda keys: make_views(run.augments, keys, stored))(keys)
+    views = jax.jit(lambda keys: make_views(augments, keys, stored))(keys)
     columns += [contact_sheet.enlarge(run.denormalize(view), config.data.image_size) for view in views]
   path = folder / 'views.png'
   contact_sheet.draw(np.stack(columns, axis=1), path)
-  print(f'{images} images and {draws} draws of {len(run.augments)} views each: {path}')
+  print(f'{images} images and {draws} draws of {len(augments)} views each: {path}')
   return path

@@ -175,6 +175,19 @@ def test_views_are_cropped_from_the_stored_size_and_judged_at_the_encoder_s(trai
   assert view.shape == (8, 8, 3)
 
 
+def test_what_does_not_train_needs_no_batch_that_divides_or_fits(tmp_path):
+  for batch_size in (34, 128):  # on 4 devices, of 64 images
+    prepared = run.prepare(tiny(tmp_path, **{'batch_size': batch_size, 'parallel.devices': 4}), trains=False)
+    assert prepared.steps_per_epoch == 1
+
+
+def test_views_are_drawn_without_reading_all_images(tmp_path):
+  chosen = tiny(tmp_path, **{'data.on_device': 'no'})
+  path = evaluate.draw_views(chosen, tmp_path / 'host', images=3, draws=1)
+  config.override(chosen, 'data.on_device', 'yes')
+  assert path.read_bytes() == evaluate.draw_views(chosen, tmp_path / 'device', images=3, draws=1).read_bytes()
+
+
 def test_the_contact_sheet_has_every_view_of_an_image(tmp_path):
   chosen = tiny(tmp_path, small_crops=dict(number=1, size=6), **{'data.stored_size': 16})
   path = evaluate.draw_views(chosen, tmp_path / 'views', images=3, draws=2)
@@ -393,6 +406,8 @@ def test_the_map_is_the_principal_components():
     ({'train_labels': np.arange(59) % 3}, {}, r'train labels: shape \(59,\), expected \(60,\)'),
     ({'test_features': np.zeros((30, 4), np.float32)}, {}, '4 dimensions, but bank has 5'),
     ({'train_features': np.full((60, 5), np.nan, np.float32)}, {}, 'holds NaN or infinity'),
+    ({'train_features': np.full((60, 5), 1e30, np.float32)}, {}, 'rows longer than float32 can tell'),
+    ({'train_features': np.full((60, 5), 'a', object)}, {}, r'given.npz. cannot be read \(Object arrays'),
     ({}, {'eval.k': (61,)}, 'k: 61, expected 1 to 60, the number of examples in the bank'),
   ],
 )
