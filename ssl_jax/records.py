@@ -129,10 +129,13 @@ def sentence(when: str, results: Mapping[str, float]) -> str:
   return f'{when}: ' + ', '.join(f'{name} {value:.2f} %' for name, value in results.items())
 
 
-def keep(workdir: pathlib.Path, summary: Mapping) -> None:
-  """Writes summary.json."""
+def keep(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> None:
+  """Writes summary.json. Where nothing was trained any more, its `seconds` stay those of the process that did."""
   if jax.process_index() == 0:
-    write_text(workdir / 'summary.json', json.dumps(summary, indent=2) + '\n')
+    file = workdir / 'summary.json'
+    if not trained and file.exists():
+      summary = {**summary, 'seconds': json.loads(file.read_text())['seconds']}
+    write_text(file, json.dumps(summary, indent=2) + '\n')
 
 
 def finish(workdir: pathlib.Path, summary: Mapping) -> None:

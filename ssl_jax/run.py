@@ -246,6 +246,11 @@ def augments_of(config, on_device: bool):
   """The augmentation of each view, the view that evaluations take, and the way back to pixels."""
   common = dict(size=config.data.image_size) | ({} if on_device else dict(crop=False))  # the host has cropped already
   settings, other = (s | common for s in augment_settings(config))
+  if on_device and not (settings['crop'] and other['crop']):
+    larger = config.data.stored_size if stored_size(config) != config.data.image_size else 0
+    for key, value in {'data.stored_size': larger, 'small_crops.number': config.small_crops.number}.items():
+      if value:
+        raise ValueError(f'{key} = {value} needs random crops: set augment.crop=True, or {key}=0')
   small = dict(size=config.small_crops.size, crop_scale=config.small_crops.scale)
   augments = [augment.make(other if v % 2 else settings) for v in range(config.views)]
   augments += [augment.make(settings | small) for _ in range(config.small_crops.number)]

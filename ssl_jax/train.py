@@ -65,7 +65,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
   }
   if config.data.broken == 'skip':
     summary['broken_images_skipped'] = run.skipped.total()
-  records.keep(workdir, summary)
+  records.keep(workdir, summary, trained=first < run.total_steps)
   if config.eval.at_end:
     if any(_agreed(run.total_steps, 0, stop.is_set())):  # asked during the last step
       raise Interrupted('trained and saved, stopped before the evaluation: the same command goes on from here')

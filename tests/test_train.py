@@ -137,8 +137,10 @@ def test_a_stop_in_the_last_step_leaves_the_evaluation_to_the_same_command(tmp_p
     with pytest.raises(train.Interrupted, match='trained and saved, stopped before the evaluation'):
       train.train(chosen, tmp_path / 'run')
   assert not (tmp_path / 'run' / 'evaluation.json').exists()
+  summary = (tmp_path / 'run' / 'summary.json').read_text()
   train.train(chosen, tmp_path / 'run')
   assert (tmp_path / 'run' / 'evaluation.json').exists()
+  assert (tmp_path / 'run' / 'summary.json').read_text() == summary, 'with the seconds that the training took'
   assert [row['step'] for row in records.read(tmp_path / 'run') if 'loss' in row] == [1, 2]
 
 
@@ -319,6 +321,11 @@ def test_without_labels_training_works_and_knn_says_what_it_needs(tmp_path):
     ({'projector.name': 'simclar'}, "'simclar' does not exist: did you mean 'simclr'"),
     ({'augment.name': 'simclar'}, "augment.name = 'simclar' does not exist: did you mean 'simclr'"),
     ({'augment.crop_scale': (1.2, 1)}, 'augment.crop_scale'),
+    (
+      {'augment.crop': False, 'data.stored_size': 16},
+      'data.stored_size = 16 needs random crops: set augment.crop=True',
+    ),
+    ({'augment.crop': False, 'small_crops.number': 2}, 'small_crops.number = 2 needs random crops: set augment.crop'),
     ({'data.path': 'nowhere.npz'}, "data.path 'nowhere.npz' is not an .npz file"),
     (
       {'imbalance': dict(name='exponential_tail', ratio=0.1), 'batch_size': 16, 'eval.finetune': '5-shot'},
