@@ -106,7 +106,7 @@ def asked_to_stop_at(step):
     yield
 
 
-@pytest.mark.parametrize('stop_at', [1, 7, 19])
+@pytest.mark.parametrize('stop_at', [1, 19])
 def test_interrupted_and_resumed_is_bit_identical(reference, stop_at, tmp_path):
   _, summary, losses, state = reference
   chosen = tiny(tmp_path)
@@ -122,24 +122,19 @@ def test_interrupted_and_resumed_is_bit_identical(reference, stop_at, tmp_path):
   chex.assert_trees_all_equal(other, state)
 
 
-def test_a_stop_in_the_last_step_leaves_the_evaluation_to_the_same_command(tmp_path):
-  chosen = tiny(tmp_path, **{'steps': 2, 'eval.at_end': True, 'eval.view_images': 4})
-
-  class Stop:
-    asked = 0
-
-    def is_set(self):
-      self.asked += 1
-      return self.asked >= 2
-
-  with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(train, '_stop_requests', lambda: contextlib.nullcontext(Stop()))
+def test_a_stop_in_the_last_step_leaves_the_evaluation_to_the_same_command(tmp_path, monkeypatch):
+  chosen = tiny(tmp_path, **{'steps': 2, 'eval.at_end': True})
+  judged = []
+  monkeypatch.setattr(train.Evaluator, 'judge', lambda _, state, workdir: judged.append(int(state.step)))
+  stop = type('Stop', (), {'is_set': lambda _: (tmp_path / 'run' / 'summary.json').exists()})()
+  with monkeypatch.context() as patched:
+    patched.setattr(train, '_stop_requests', lambda: contextlib.nullcontext(stop))
     with pytest.raises(train.Interrupted, match='trained and saved, stopped before the evaluation'):
       train.train(chosen, tmp_path / 'run')
-  assert not (tmp_path / 'run' / 'evaluation.json').exists()
+  assert not judged
   summary = (tmp_path / 'run' / 'summary.json').read_text()
   train.train(chosen, tmp_path / 'run')
-  assert (tmp_path / 'run' / 'evaluation.json').exists()
+  assert judged == [2]
   assert (tmp_path / 'run' / 'summary.json').read_text() == summary, 'with the seconds that the training took'
   assert [row['step'] for row in records.read(tmp_path / 'run') if 'loss' in row] == [1, 2]
 
