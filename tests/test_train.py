@@ -106,7 +106,7 @@ def asked_to_stop_at(step):
     yield
 
 
-@pytest.mark.parametrize('stop_at', [1, 19])
+@pytest.mark.parametrize('stop_at', [1, 7, 19])
 def test_interrupted_and_resumed_is_bit_identical(reference, stop_at, tmp_path):
   _, summary, losses, state = reference
   chosen = tiny(tmp_path)

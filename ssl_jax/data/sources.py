@@ -29,6 +29,7 @@ from ssl_jax.names import nearest
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)  # Pillow's
+BROKEN_ARCHIVE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # what np.load raises of an .npz
 THREADS = min(4, os.cpu_count() or 1)  # of small images, more wait for the interpreter lock: 16 take twice as long as 4
 BULK = 512  # images a task, where all are read: large enough to hide its overhead, small enough to share the work
 
@@ -256,7 +257,7 @@ def _arrays(data, split):
       images = file[f'{prefix}_images']
       labels = file.get(f'{prefix}_labels')
       class_names = file['class_names'].tolist() if 'class_names' in file else ()
-  except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+  except BROKEN_ARCHIVE as error:
     raise ValueError(
       f'data.path {data["path"]!r} is not an .npz file with train_images, train_labels, test_images, test_labels'
       f' (labels are optional, pickled objects are refused): {error}'

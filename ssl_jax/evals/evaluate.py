@@ -5,7 +5,6 @@ import pathlib
 import re
 import time
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 
 import jax
@@ -15,7 +14,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import checkpoint, probe, records
 from ssl_jax.config import flatten
-from ssl_jax.data import contact_sheet
+from ssl_jax.data import contact_sheet, sources
 from ssl_jax.evals import check, features, finetune, judge, knn, linear
 from ssl_jax.run import Run, augments_of, prepare, stored_size
 from ssl_jax.state import State
@@ -242,7 +241,7 @@ def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:
         raise ValueError(f'eval.file = {str(path)!r} has no {key}: give {", ".join(KEYS)}')
     try:
       train, train_labels, test, test_labels = (stored[key] for key in KEYS)
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except sources.BROKEN_ARCHIVE as error:
       raise ValueError(f'eval.file = {str(path)!r} cannot be read ({error}): store plain numbers') from error
   workdir = checkpoint.writable(workdir)
   name = settings['features']

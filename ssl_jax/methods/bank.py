@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, gather, mean_temperature, write
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, gather, mean_temperature, require_momentum, write
 from ssl_jax.temperature import prefix, require
 
 
@@ -29,7 +29,7 @@ class MemoryBank(Method):
 
   def __post_init__(self):
     with prefix('method'):
-      require('momentum', self.momentum, lambda m: 0 <= m < 1, 'give a momentum in [0, 1)')
+      require_momentum(momentum=self.momentum)
       require('negatives', self.negatives, lambda n: n >= 0 and n == int(n), 'give a number, or 0 for the whole bank')
       pairs.check_block(self.block)
 

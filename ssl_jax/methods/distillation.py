@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from ssl_jax import losses, temperature
 from ssl_jax.methods.momentum import Momentum
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen
-from ssl_jax.temperature import prefix, require
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, require_momentum
+from ssl_jax.temperature import prefix
 
 
 def directions(views: int, targets: int) -> list[tuple[int, int]]:
@@ -76,7 +76,7 @@ class DINO(Momentum):
   def __post_init__(self):
     super().__post_init__()
     with prefix('method'):
-      require('centre_momentum', self.centre_momentum, lambda m: 0 <= m < 1, 'give a momentum in [0, 1)')
+      require_momentum(centre_momentum=self.centre_momentum)
     try:
       self._teacher_temperature(0)
     except ValueError as error:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, gather, write
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, gather, require_momentum, write
 from ssl_jax.temperature import prefix, require
 
 
@@ -62,9 +62,7 @@ class ISogCLR(Method):
 
   def __post_init__(self):
     with prefix('method'):
-      share = (lambda m: 0 <= m < 1, 'give a momentum in [0, 1)')
-      require('momentum', self.momentum, *share)
-      require('tau_momentum', self.tau_momentum, *share)
+      require_momentum(momentum=self.momentum, tau_momentum=self.tau_momentum)
       require('tau_rate', self.tau_rate, lambda rate: 0 <= rate < float('inf'), 'give a rate of at least 0')
       require('tau_min', self.tau_min, lambda low: low >= 0.03, 'give 0.03 or more, for which e^(2/τ) is a number')
       require('tau_max', self.tau_max, lambda high: high >= self.tau_min, f'give at least tau_min = {self.tau_min}')

@@ -149,6 +149,12 @@ def write(table: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
   return table.at[jnp.where(again, len(table), index)].set(rows, mode='drop')
 
 
+def require_momentum(**values: float) -> None:
+  """Raises a ValueError unless each is a share that something keeps of itself at each step, below all of it."""
+  for name, value in values.items():
+    temperature.require(name, value, lambda m: 0 <= m < 1, 'give a momentum in [0, 1)')
+
+
 def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:
   """The parameters, which no gradient reaches before the step `until`."""
   return jax.tree.map(lambda p: jnp.where(step < until, jax.lax.stop_gradient(p), p), params)
