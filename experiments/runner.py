@@ -208,7 +208,9 @@ def run(
   jobs = missing(sweep, finished, only, seeds)
   most = side_by_side + ahead
   stopping, looking = False, True  # what does not fit now fits no later, until there are new results
-  share = {'XLA_PYTHON_CLIENT_MEM_FRACTION': f'{0.9 / most:.3f}'} if most > 1 else {}
+  environment = dict(os.environ)
+  if most > 1:  # or as the user says
+    environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / most:.3f}')
   stops = (signal.SIGINT, signal.SIGTERM)
   previous = [signal.signal(number, lambda number, _: signals.append(number)) for number in stops]
   try:
@@ -219,7 +221,7 @@ def run(
         first = next((i for i, minutes in enumerate(needed) if elapsed() + minutes <= budget), None)
         if looking := first is not None:
           say(f'starts {jobs[first][0].name}, seed {jobs[first][1]}: about {needed[first]:.1f} min')
-          running.append(Child(sweep, *jobs.pop(first), runs, program, os.environ | share))
+          running.append(Child(sweep, *jobs.pop(first), runs, program, environment))
       if not running:
         break
       time.sleep(0.1)

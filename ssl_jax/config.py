@@ -36,6 +36,7 @@ CHOICES = {
     'ridge',
     'behaviour',
     'cacr_small',
+    'cacr_small_as_is',
     'cacr_large',
     'supervised_cifar',
     'imagenet_lars',

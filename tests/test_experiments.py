@@ -309,12 +309,15 @@ def test_a_run_far_over_the_budget_is_stopped(place, capsys):
   assert not (folder / 'results.jsonl').exists()
 
 
-def test_two_runs_side_by_side_share_the_memory(place, tmp_path):
+def test_two_runs_side_by_side_share_the_memory(place, tmp_path, monkeypatch):
   folder, run = place
   sweep = sweep_of(tau(0.7, seeds=(0, 1)))  # each waits until the other has begun
   assert run(sweep, side_by_side=2) == []
   assert {row['seed']: row['side_by_side'] for row in tables.read(folder / 'results.jsonl')} == {0: 2, 1: 2}
   assert [file.read_text() for file in tmp_path.glob('runs/*/share')] == ['0.450', '0.450']
+  monkeypatch.setenv('XLA_PYTHON_CLIENT_MEM_FRACTION', '0.1')
+  assert run(sweep_of(tau(0.7, seeds=(0, 1)), tau(0.2)), side_by_side=2) == []
+  assert (tmp_path / 'runs' / 'tau_0.2_seed0' / 'share').read_text() == '0.1'
   with pytest.raises(ValueError, match='--side-by-side=2 would spoil the times'):
     run(sweep_of(tau(0.7), timed=True), side_by_side=2)
 

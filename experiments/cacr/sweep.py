@@ -80,6 +80,8 @@ SWEEP = Sweep(
   common={'eval.linear': 'cacr_small', 'eval.finetune': 'linear'},
   rows=(
     *TABLE_2,
+    # The classifier sees features as they are, as in Wang & Isola's code, not centred and scaled.
+    k1('cl_as_is', 'CL, features as they are', 83.47, CL | {'eval.linear': 'cacr_small_as_is'}, further=True),
     # Table 11, which has t_neg = 2, as its CACR shows: 85.94 is that of Table 13 at 2.
     k4('cacr_k4_t_neg_2', 'CACR, K = 4, t_neg = 2', 85.94, {'loss.t_neg': 2.0}, further=True),
     k4(

@@ -142,7 +142,7 @@ class Evaluator:
     arrays |= self.neighbours(judged.train, judged.test, labels.test)
     if choice.finetune:
       say(f'training on labels ({choice.finetune})')
-      numbers |= _finetune(run, state)
+      numbers |= _finetune(run, state, spaces['backbone'].train)
     data = {key: run.judged[key] for key in ('name', 'train_split', 'test_split')}
     results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, 'data': data, **numbers}
     other = run.config.eval.data.name  # the run's own evaluation, and its report, stay
@@ -212,12 +212,12 @@ def _stages() -> Callable[[str], None]:
   return say
 
 
-def _finetune(run: Run, state: State) -> dict:
+def _finetune(run: Run, state: State, extracted: np.ndarray) -> dict:
   """What config.eval.finetune asks for: {'finetune': percent, ...}"""
   choice = run.config.eval
   if choice.finetune == 'linear':
     protocol = linear.PROTOCOLS.get(choice.linear, linear.PROTOCOLS['supervised_cifar'])
-    found = finetune.finetune(run, state, protocol=protocol, frozen=True, seeds=choice.seeds)
+    found = finetune.finetune(run, state, protocol=protocol, extracted=extracted, seeds=choice.seeds)
   else:
     found = finetune.finetune(run, state, labels=choice.finetune, seeds=choice.seeds)
   what = 'linear with augmentation' if found['frozen'] else f'fine-tuned, labels: {found["labels"]}'

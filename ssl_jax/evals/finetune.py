@@ -74,7 +74,7 @@ class _Classifier:
   run: Run
   frozen: bool
   centre: np.ndarray  # [d], taken from the features, which are then divided by `scale`
-  scale: np.float32
+  scale: np.ndarray  # []
 
   def logits(self, params, stats, images, train: bool):
     """[b, H, W, 3] -> [b, classes] and the new running statistics"""
@@ -117,35 +117,23 @@ class _Classifier:
     return update
 
 
-def _moments(run: Run, state: State, source, normalize, scale: str) -> tuple[np.ndarray, np.float32]:
-  """The mean feature of the training images, and the number to divide by (see `linear`)."""
-  config, devices = run.config, run.devices
-  apply = features.extractor(run.method, normalize, devices)
-  weights = devices.replicate(state.evaluated)
-  sizes = dict(size=features.shown(config), batch_size=config.eval.batch_size)
-  x = features.extract(apply, devices, *weights, source, **sizes)[0]['backbone']
-  centre = x.mean(axis=0, dtype=np.float64)
-  squares = [np.square(rows - centre).sum() for rows in np.array_split(x, -(-len(x) // 1024))]  # 50,000 x 4,096: 0.8 GB
-  square = sum(squares) / len(x) / (x.shape[1] if scale == 'coordinate' else 1)
-  return centre.astype(np.float32), np.float32(max(np.sqrt(square), 1e-12))
-
-
 def finetune(
   run: Run,
   state: State,
   *,
   labels: str = 'all',
   protocol: linear.Protocol = FULL,
-  frozen: bool = False,
+  extracted: np.ndarray | None = None,
   seeds: Sequence[int] = (0,),
 ) -> dict:
-  """Trains a classifier on a run's encoder end to end and tests it; the state is on the host.
+  """Trains a classifier on a run's encoder, end to end or on the frozen one, and tests it; the state is on the host.
 
   Args:
     labels: which of `LABELS`.
     protocol: optimiser, rate, batch, epochs; `linear.PROTOCOLS` has those of linear classifiers.
-    frozen: train the linear classifier alone, on features that are centred and scaled as in `linear`, with no class
-      weights; else the encoder too, with class weights.
+    extracted: the backbone features of the training images, in their order. Given them, the encoder is frozen and the
+      linear classifier alone is trained, on features centred and scaled by these as in `linear`, with no class
+      weights; without them the encoder is trained too, with class weights.
     seeds: of the chosen labels, the first classifier, the order and the augmentation.
 
   Returns:
@@ -157,21 +145,23 @@ def finetune(
   known = check.labels('training labels', run.known.labels, len(run.known))
   asked = check.labels('test labels', run.test.labels, len(run.test))
   check.seen('test labels', asked, 'training labels', known)
-  found = [_one_seed(run, state, known, labels, protocol, frozen, int(seed)) for seed in seeds]
+  found = [_one_seed(run, state, known, labels, protocol, extracted, int(seed)) for seed in seeds]
   top1, top5 = ([100 * float(before.mean()) for before in hits] for hits in zip(*found, strict=True))
   mean, std = mean_and_spread(top1)
   images = len(chosen_labels(known, labels, int(seeds[0])))
-  settings = {'labels': labels, 'frozen': frozen, 'seeds': [int(seed) for seed in seeds], 'images': images}
-  settings |= {'classes': int(known.max()) + 1, 'encoder': config.model.name, **dataclasses.asdict(protocol)}
+  settings = {'labels': labels, 'frozen': extracted is not None, 'seeds': [int(seed) for seed in seeds]}
+  settings |= {'images': images, 'classes': int(known.max()) + 1, 'encoder': config.model.name}
+  settings |= dataclasses.asdict(protocol)
   return {'top1': mean, 'top1_std': std, 'top1_seeds': top1, 'top5': mean_and_spread(top5)[0], **settings}
 
 
-def _one_seed(run: Run, state: State, known, which, protocol, frozen, seed) -> tuple[np.ndarray, np.ndarray]:
+def _one_seed(run: Run, state: State, known, which, protocol, extracted, seed) -> tuple[np.ndarray, np.ndarray]:
   """Whether each test image's class is the first, and among the first five.  -> bool [m], bool [m]"""
   config, devices = run.config, run.devices
   chosen = chosen_labels(known, which, seed)
   classes = int(known.max()) + 1
-  model, fitted = _fit(run, state, run.known.subset(chosen), known[chosen], classes, protocol, frozen, seed)
+  extracted = extracted if extracted is None else extracted[chosen]
+  model, fitted = _fit(run, state, run.known.subset(chosen), known[chosen], classes, protocol, extracted, seed)
   _, normalize = _crops_and_flips(config)
 
   def predict(params, stats, images, positions):
@@ -185,16 +175,17 @@ def _one_seed(run: Run, state: State, known, which, protocol, frozen, seed) -> t
   return before < 1, before < 5
 
 
-def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed) -> tuple[_Classifier, dict]:
+def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, seed) -> tuple[_Classifier, dict]:
   """The classifier, and its parameters and running statistics on the devices."""
   config, devices = run.config, run.devices
   in_memory = features.ready(source, stored_size(config))
-  augment, normalize = _crops_and_flips(config, in_memory)
+  augment, _ = _crops_and_flips(config, in_memory)
   evaluated, statistics = state.evaluated
   encoder, stats = evaluated['network']['encoder'], statistics.get('encoder', {})
   width = _width(run, encoder, stats)
-  plain = np.zeros(width, np.float32), np.float32(1)
-  model = _Classifier(run, frozen, *(_moments(run, state, source, normalize, protocol.scale) if frozen else plain))
+  frozen = extracted is not None
+  moments = linear.moments(extracted, scale=protocol.scale) if frozen else (np.zeros(width), np.ones(()))
+  model = _Classifier(run, frozen, *(np.asarray(x, np.float32) for x in moments))
   head = {'kernel': linear.initial_kernels([seed], width, classes)[0], 'bias': np.zeros(classes, np.float32)}
   params = {'encoder': encoder, 'head': head}
   direction = protocol.direction()

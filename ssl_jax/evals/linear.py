@@ -1,8 +1,8 @@
 """Linear classifiers on frozen features: the papers' protocols, and two that need no rate, for monitoring.
 
-Every protocol here sees features as they were extracted, without augmentation. They are centred by the training mean
-and divided by one number: a linear classifier can undo both, and the papers' learning rates, which suit their encoders'
-features, then suit any encoder's (our choice).
+Every protocol here sees features as they were extracted, without augmentation. All but one centre them by the training
+mean and divide by one number: a linear classifier can undo both, and the papers' learning rates, which suit their
+encoders' features, then suit any encoder's (our choice).
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Protocol:
   epochs: int
   milestones: tuple[int, ...] | None = None  # the epochs at which the rate falls by `factor`; None: cosine to zero
   factor: float = 1.0
-  scale: str = 'norm'  # the mean square that is 1: of a feature's 'norm', or of a 'coordinate'
+  scale: str = 'norm'  # the mean square that becomes 1: of a feature's 'norm', of a 'coordinate', or 'none'
 
   def rates(self) -> np.ndarray:
     """The factor of the learning rate in each epoch.  -> [epochs]"""
@@ -58,6 +58,7 @@ class Protocol:
 PROTOCOLS = {
   'behaviour': Protocol('behaviour 5.1 (batch: as cacr)', 'sgd', 30.0, 256, 100, (40, 60, 80), 0.2),
   'cacr_small': Protocol('cacr App. C.1', 'adam', 1e-3, 128, 100, (60, 80), 0.2, scale='coordinate'),
+  'cacr_small_as_is': Protocol('cacr App. C.1', 'adam', 1e-3, 128, 100, (60, 80), 0.2, scale='none'),
   'cacr_large': Protocol('cacr App. C.2', 'sgd', 30.0, 256, 100, (60, 80), 0.1),
   'supervised_cifar': Protocol('supervised A.4.1', 'sgd', 30.0, 256, 90),
   'imagenet_lars': Protocol('supervised A.3.1 (rate: Chen & He 2021)', 'lars', 1.6, 4096, 90, scale='coordinate'),
@@ -154,13 +155,21 @@ def _inputs(train_x, train_y, test_x, test_y):
 
 
 @functools.partial(jax.jit, static_argnames='scale')
-def _prepare(train_x, test_x, *, scale):
-  """Both, centred by the training mean and divided by one number (see `Protocol.scale`)."""
-  mean = train_x.mean(axis=0, keepdims=True)
-  square = jnp.square(train_x - mean).sum() / len(train_x)
+def moments(train_x, *, scale: str):
+  """What is taken from features, and the number they are then divided by (`Protocol.scale`).  [n, d] -> [d], []"""
+  if scale == 'none':
+    return jnp.zeros(train_x.shape[1]), jnp.ones(())
+  mean = train_x.mean(axis=0)
+  square = jnp.square(train_x - mean[None, :]).sum() / len(train_x)
   if scale == 'coordinate':
     square /= train_x.shape[1]
-  return tuple((x - mean) / jnp.sqrt(jnp.maximum(square, 1e-24)) for x in (train_x, test_x))
+  return mean, jnp.sqrt(jnp.maximum(square, 1e-24))
+
+
+@functools.partial(jax.jit, static_argnames='scale')
+def _prepare(train_x, test_x, *, scale):
+  mean, number = moments(train_x, scale=scale)
+  return tuple((x - mean[None, :]) / number for x in (train_x, test_x))
 
 
 def settings_of(report: Mapping) -> dict:

@@ -36,11 +36,18 @@ def unaugmented(prepared, monkeypatch):
   return chosen, state
 
 
+def extracted(chosen, state, source):
+  """Backbone features [n, d]"""
+  images = jax.vmap(chosen.normalize)(source.items)
+  return np.asarray(jax.jit(chosen.method.features)(state.params, state.batch_stats, images)['backbone'])
+
+
 def fit(prepared, devices, protocol, *, frozen, images=slice(None)):
   parts, state = prepared
   chosen = parts(devices)
   source = chosen.train.subset(np.arange(len(chosen.train))[images])
-  _, fitted = finetune._fit(chosen, state, source, source.labels, 4, protocol, frozen, 0)
+  x = extracted(chosen, state, source) if frozen else None
+  _, fitted = finetune._fit(chosen, state, source, source.labels, 4, protocol, x, 0)
   return chosen.devices.unreplicate((fitted['params'], fitted['stats']))
 
 
@@ -156,15 +163,16 @@ def test_a_frozen_encoder_stays_as_it_was(prepared, name):
   assert np.any(params['head']['kernel'] != linear.initial_kernels([0], *params['head']['kernel'].shape)[0])
 
 
-def test_without_augmentation_a_frozen_step_is_the_papers_formula(prepared, unaugmented):
-  """One full batch: W − rate · Xᵀ(softmax(XW) − Y)/n, X centred and scaled, in float64."""
+@pytest.mark.parametrize('scale', ['norm', 'none'])
+def test_without_augmentation_a_frozen_step_is_the_papers_formula(prepared, unaugmented, scale):
+  """One full batch: W − rate · Xᵀ(softmax(XW) − Y)/n, X centred and scaled or as it is, in float64."""
   chosen, state = unaugmented
-  protocol = linear.Protocol('', 'sgd', 2.0, 64, 1, (5,), 0.1)
+  protocol = linear.Protocol('', 'sgd', 2.0, 64, 1, (5,), 0.1, scale=scale)
   params, _ = fit(prepared, 1, protocol, frozen=True)
-  images = jax.vmap(chosen.normalize)(chosen.train.items)
-  x = np.float64(jax.jit(chosen.method.features)(state.params, state.batch_stats, images)['backbone'])
-  x = x - x.mean(axis=0)
-  x /= np.sqrt(np.square(x).sum(axis=1).mean())
+  x = np.float64(extracted(chosen, state, chosen.train))
+  if scale == 'norm':
+    x -= x.mean(axis=0)
+    x /= np.sqrt(np.square(x).sum(axis=1).mean())
   kernel = np.float64(linear.initial_kernels([0], x.shape[1], 4)[0])
   odds = np.exp(x @ kernel)
   error = odds / odds.sum(axis=1, keepdims=True) - np.eye(4)[chosen.train.labels]
@@ -215,8 +223,7 @@ def test_test_images_are_classified_with_running_statistics(prepared, monkeypatc
   parts, state = prepared
   chosen = parts(1)
   encoder, stats = state.params['network']['encoder'], state.batch_stats['encoder']
-  images = jax.vmap(chosen.normalize)(chosen.test.items)
-  x = np.asarray(jax.jit(chosen.method.features)(state.params, state.batch_stats, images)['backbone'])
+  x = extracted(chosen, state, chosen.test)
   kernel = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
   head = {'kernel': kernel, 'bias': -x.mean(axis=0) @ kernel}
   monkeypatch.setattr(chosen.test, 'labels', np.argmax(x @ kernel + head['bias'], axis=1))
@@ -240,18 +247,18 @@ def test_evaluations_fine_tune_by_config(prepared, monkeypatch):
   asked = []
   report = {'top1': 50.0, 'top1_std': None}
 
-  def record(run, state, *, labels='all', protocol=finetune.FULL, frozen=False, seeds):
-    asked.append((labels, protocol, frozen, tuple(seeds)))
-    return {**report, 'frozen': frozen, 'labels': labels}
+  def record(run, state, *, labels='all', protocol=finetune.FULL, extracted=None, seeds):
+    asked.append((labels, protocol, extracted, tuple(seeds)))
+    return {**report, 'frozen': extracted is not None, 'labels': labels}
 
   monkeypatch.setattr(finetune, 'finetune', record)
   monkeypatch.setitem(chosen.config.eval, 'seeds', (2, 3))
   for choice in ('5-shot', 'linear'):
     monkeypatch.setitem(chosen.config.eval, 'finetune', choice)
-    assert evaluate._finetune(chosen, state)['finetune'] == 50.0
+    assert evaluate._finetune(chosen, state, extracted)['finetune'] == 50.0
   assert asked == [
-    ('5-shot', finetune.FULL, False, (2, 3)),
-    ('all', linear.PROTOCOLS['supervised_cifar'], True, (2, 3)),
+    ('5-shot', finetune.FULL, None, (2, 3)),
+    ('all', linear.PROTOCOLS['supervised_cifar'], extracted, (2, 3)),
   ]
 
 

@@ -126,6 +126,8 @@ class TrainingTest(chex.TestCase):
     np.testing.assert_allclose(test, train[:7], atol=1e-6)
     unit, _ = linear._prepare(jnp.asarray(x), jnp.asarray(x), scale='norm')
     np.testing.assert_allclose(np.mean(np.sum(np.square(unit), axis=1)), 1, rtol=1e-5)
+    for given, kept in zip((x, x[:7]), linear._prepare(x, x[:7], scale='none'), strict=True):
+      np.testing.assert_array_equal(kept, given)
 
 
 class DigitsTest(chex.TestCase):
