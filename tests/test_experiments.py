@@ -23,7 +23,7 @@ from tests.test_train import tiny
 ROOT = pathlib.Path(__file__).parent.parent
 SWEEPS = {
   name: importlib.import_module(f'experiments.{name}.sweep').SWEEP
-  for name in ('dystress', 'behaviour', 'cacr', 'supervised', 'baselines')
+  for name in ('dystress', 'behaviour', 'cacr', 'supervised', 'baselines', 'long_tail')
 }
 
 # In the place of main.py. τ tells it what to do: 0.9 fails, 0.8 waits to be interrupted, 0.7 waits for another run,
@@ -129,7 +129,7 @@ def test_every_row_is_a_sound_config(name):
     methods.create(config, steps_per_epoch=390, total_steps=390 * config['epochs'])
     assert config['data']['name'] == ('cifar100' if row.name.startswith('cifar100_') else 'cifar10')
     assert config['eval']['at_end']
-    assert config['log']['every_steps'] == 50_000 // config['batch_size']
+    assert config['log']['every_steps'] == sweep.images // config['batch_size']
     resolved.append(json.dumps(config))
   assert len(set(resolved)) == len(resolved), 'two rows are the same run'
 
