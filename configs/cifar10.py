@@ -54,7 +54,7 @@ VARIANTS = {
   'multi_crop': {'small_crops': dict(number=4, size=16, scale=(0.05, 0.3)), 'augment.crop_scale': (0.3, 1.0)},
   'ema': {'ema': 0.999},
   # Kukleva et al. 2023; Yeh et al. 2022 (twice); Huang et al. 2023; Wang & Isola 2020; Robinson et al. 2021.
-  'kukleva': {'temperature': dict(name='cosine_schedule', tau_min=0.1, tau_max=1.0, period=200)},
+  'kukleva': {'temperature': dict(name='cosine_schedule', tau_min=0.1, tau_max=1.0, period=400)},
   'dcl': {'loss': dict(name='decoupled'), 'temperature': TENTH},
   'dclw': {'loss': dict(name='decoupled_weighted', sigma=0.5), 'temperature': TENTH},
   'macl': {'loss': dict(name='macl', tau0=0.1, alpha=0.5), 'temperature': NONE},

@@ -166,8 +166,8 @@ def cosine_schedule(
 ) -> Callable[[jax.typing.ArrayLike], jax.Array]:
   """tau_min + (tau_max - tau_min) (1 + cos(2 pi step / period)) / 2, period in epochs (Kukleva et al. 2023).
 
-  It starts at tau_max. On CIFAR the paper has tau_min 0.1, tau_max 1.0 and a period of 200 epochs, and moves once an
-  epoch; this moves every step. A period of None is the whole training.
+  It starts at tau_max. The paper's code has tau_min 0.1, tau_max 1.0 and a period of 400 epochs (cos(pi epoch / 200)),
+  and moves once an epoch; this moves every step. A period of None is the whole training.
 
   >>> print(cosine_schedule(0.1, 1.0, period=200)(jnp.array([0, 50, 100])).round(3))
   [1.   0.55 0.1 ]

@@ -10,7 +10,16 @@ from experiments.tables import Column, Row, Sweep, on_cifar100
 
 CONFIG = 'configs/cifar10.py:long_tail'
 TAU_MIN = {'temperature.tau_min': 0.1}
-LONG = {'epochs': 2000}  # as Kukleva et al.
+# Of the code of Kukleva et al.
+LONG = {
+  'epochs': 2000,
+  'batch_size': 512,
+  'augment.crop_scale': (0.1, 1.0),
+  'augment.interpolation': 'bicubic',
+  'optimizer.learning_rate': 0.5,
+  'optimizer.weight_decay': 1e-4,
+  'optimizer.warmup_epochs': 10.0,
+}
 
 
 def accuracies(one, ten):
@@ -45,6 +54,27 @@ CIFAR100 = {
   'cosine': accuracies(29.43, 27.10),
   'cosine_0.1_0.2': accuracies(28.82, 27.32),
 }
+# Its numbers of Kukleva et al. are those of their paper, with one neighbour.
+TABLE_4 = (
+  Row(
+    'kukleva_2000',
+    "Kukleva's schedule, 0.1 to 1, 2,000 epochs",
+    f'{CONFIG},kukleva',
+    LONG,
+    published={'knn1': 62.91},
+    minutes=15,
+    further=True,
+  ),
+  Row(
+    'cosine_2000',
+    'DySTreSS, cosine, 0.07 to 0.2, 2,000 epochs',
+    f'{CONFIG},dystress',
+    LONG,
+    published={'knn1': 64.98},
+    minutes=15,
+    further=True,
+  ),
+)
 SWEEP = Sweep(
   title='DySTreSS on long-tailed CIFAR-10 and CIFAR-100',
   protocol=(
@@ -58,25 +88,8 @@ SWEEP = Sweep(
     simclr(0.1, minutes=4, further=True),
     simclr(0.5, minutes=4, further=True),
     *(on_cifar100(row, CIFAR100[row.name]) for row in TABLE_6),
-    # Table 4, whose numbers of Kukleva et al. are those of their paper, with one neighbour.
-    Row(
-      'kukleva_2000',
-      "Kukleva's schedule, 0.1 to 1, 2,000 epochs",
-      f'{CONFIG},kukleva',
-      LONG,
-      published={'knn1': 62.91},
-      minutes=15,
-      further=True,
-    ),
-    Row(
-      'cosine_2000',
-      'DySTreSS, cosine, 0.07 to 0.2, 2,000 epochs',
-      f'{CONFIG},dystress',
-      LONG,
-      published={'knn1': 64.98},
-      minutes=15,
-      further=True,
-    ),
+    *TABLE_4,
+    *(on_cifar100(row, {'knn1': accuracy}) for row, accuracy in zip(TABLE_4, (30.20, 31.71), strict=True)),
   ),
   images=12_406,
 )

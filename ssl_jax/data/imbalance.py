@@ -24,15 +24,29 @@ def exponential_tail(labels, ratio, n_max=None, *, seed):
 
 
 def linear_imbalance(labels, *, seed):
-  """Of the n images of class c = 1 ... C, floor(n · c / C) stay (cacr 5.1)."""
+  """Of the n images of a class in group g of G, floor(n · g / G) stay (cacr 5.1).
+
+  Groups are those of cacr's code: ten of neighbouring classes, or each class by itself where there are fewer.
+  """
   sizes = _sizes(labels)
-  return _draw(labels, [n * c // len(sizes) for c, n in enumerate(sizes, 1)], seed)
+  count, groups = _groups(len(sizes))
+  return _draw(labels, [n * g // count for g, n in zip(groups, sizes, strict=True)], seed)
 
 
 def exponential_imbalance(labels, *, seed):
-  """Of the n images of class c = 1 ... C, floor(n · e^(c - C)) stay (cacr 5.1, as its code has it)."""
+  """Of the n images of a class in group g of G, floor(n · e^(g - G)) stay (cacr 5.1, as its code has it).
+
+  Groups are those of `linear_imbalance`.
+  """
   sizes = _sizes(labels)
-  return _draw(labels, [math.floor(n * math.exp(c - len(sizes))) for c, n in enumerate(sizes, 1)], seed)
+  count, groups = _groups(len(sizes))
+  return _draw(labels, [math.floor(n * math.exp(g - count)) for g, n in zip(groups, sizes, strict=True)], seed)
+
+
+def _groups(classes: int) -> tuple[int, list[int]]:
+  """(G, the group of each class, 1 ... G)"""
+  count = min(10, classes)
+  return count, [c * count // classes + 1 for c in range(classes)]
 
 
 def pareto(labels, total=115_846, n_max=1280, n_min=5, alpha=6.0, *, seed):

@@ -69,6 +69,8 @@ def test_linear_imbalance_by_hand():
   assert np.bincount(labels[kept]).tolist() == [500, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 4500, 5000]
   labels = np.repeat([0, 1, 2], 10)
   assert np.bincount(labels[imbalance.linear_imbalance(labels, seed=0)]).tolist() == [3, 6, 10]
+  kept = imbalance.linear_imbalance(CIFAR100, seed=0)
+  assert np.bincount(CIFAR100[kept]).tolist() == np.repeat(np.arange(50, 501, 50), 10).tolist()
 
 
 def test_exponential_imbalance_by_hand():
@@ -76,6 +78,10 @@ def test_exponential_imbalance_by_hand():
   kept = imbalance.exponential_imbalance(labels, seed=0)
   # 5000 / e^9, ..., 5000 / e, 5000, rounded down.
   assert np.bincount(labels[kept], minlength=10).tolist() == [0, 1, 4, 12, 33, 91, 248, 676, 1839, 5000]
+  # Ten classes at a time keep 500 / e^9, ..., 500.
+  kept = imbalance.exponential_imbalance(CIFAR100, seed=0)
+  sizes = np.repeat([0, 0, 0, 1, 3, 9, 24, 67, 183, 500], 10)
+  assert np.bincount(CIFAR100[kept], minlength=100).tolist() == sizes.tolist() and len(kept) == 7870
 
 
 def test_pareto_has_the_published_numbers_of_imagenet_lt():
