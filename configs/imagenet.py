@@ -4,7 +4,8 @@
 
 `data.path` holds `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG`. Host workers decode and crop, so give it many cores and
 as many workers (`--config.data.workers=16`). The variants are the papers' recipes at this scale; another folder of
-images does as well.
+images does as well. `--mode=evaluate` trains linear classifiers on features of the images as they are; those of the
+papers see crops and flips, and then an epoch reads all images: `--config.eval.finetune=linear`.
 """
 
 from configs import base
@@ -18,6 +19,8 @@ SUPERVISED = {
   'projector': dict(name='supervised_imagenet'),
   'optimizer': dict(SGD, learning_rate=0.1),
   'eval.linear': 'imagenet_lars',
+  'eval.k': (200,),
+  'eval.vote': 'majority',
 }
 MOCO = {
   'batch_size': 256,
@@ -34,19 +37,57 @@ CACR_MOCO = {
   'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0, stop_positive_weights=True),
   'temperature': NONE,
 }
+# Tables 1 and 2 of dystress compare with the benchmark of lightly, whose rates these are. Its LARS has another rate for
+# the biases and norms of Barlow Twins, ours the same.
+BYOL = {
+  'temperature': NONE,
+  'augment': dict(name='byol_1'),
+  'augment_other': dict(blur=0.1, solarize=0.2),
+  'optimizer': dict(scaling='linear', learning_rate=0.2),
+}
 
 VARIANTS = {
-  # dystress, Tables 1 and 2; `shifted` is its DySTreSS* (shift -0.4, scale 0.7).
+  # dystress, Tables 1 and 2; `shifted` is its DySTreSS* (shift -0.4, scale 0.7); `kukleva` is of Table 5.
+  'simclr': {'temperature': dict(name='constant', tau=0.1)},
   'dystress': {'temperature': dict(name='cosine', tau_min=0.1, tau_max=0.2)},
   'shifted': {'temperature': dict(name='shifted_cosine', tau_min=0.1, tau_max=0.2, shift=-0.4, scale=0.7)},
   'dcl': {'loss': dict(name='decoupled'), 'temperature': dict(name='constant', tau=0.1)},
   'dclw': {'loss': dict(name='decoupled_weighted', sigma=0.5), 'temperature': dict(name='constant', tau=0.1)},
   'macl': {'loss': dict(name='macl', tau0=0.1, alpha=0.5), 'temperature': NONE},
+  'kukleva': {'temperature': dict(name='cosine_schedule', tau_min=0.1, tau_max=1.0, period=400)},
+  'byol': {
+    **BYOL,
+    'method': dict(name='byol', momentum=0.99),
+    'projector': dict(name='byol'),
+    'loss': dict(name='byol'),
+    'optimizer': dict(scaling='linear', learning_rate=0.45),
+  },
+  'barlow_twins': {
+    **BYOL,
+    'method': dict(name='redundancy'),
+    'projector': dict(name='barlow_twins'),
+    'loss': dict(name='barlow_twins', lam=0.005),
+    'optimizer': dict(scaling='linear', learning_rate=0.2, weight_decay=1.5e-6),
+  },
+  'vicreg': {
+    **BYOL,
+    'method': dict(name='redundancy'),
+    'projector': dict(name='vicreg'),
+    'loss': dict(name='vicreg'),
+  },
   # supervised A.3: NT-Xent, and the balanced loss.
   'nt_xent': {**SUPERVISED, 'temperature': dict(name='constant', tau=0.5)},
   'balanced': {**SUPERVISED, 'loss': dict(name='balanced', alpha=4.0, lam=2.0), 'temperature': NONE},
   # cacr C.2: MoCo v2, and CACR on it with four positives or one.
   'moco': {**MOCO, 'views': 2, 'loss': dict(name='info_nce'), 'temperature': dict(name='constant', tau=0.2)},
+  # Its baselines on MoCo v2, Table 15.
+  'align_uniform_moco': {**MOCO, 'views': 2, 'loss': dict(name='align_uniform', t=3.0), 'temperature': NONE},
+  'hard_negative_moco': {
+    **MOCO,
+    'views': 2,
+    'loss': dict(name='hard_negative', beta=1.0),
+    'temperature': dict(name='constant', tau=0.5),
+  },
   'cacr_moco': {**CACR_MOCO, 'views': 5},
   'cacr_moco_k1': {**CACR_MOCO, 'views': 2},
   # ImageNet-LT and as many images of the balanced set (supervised A.3.4); with any of the above.
@@ -64,7 +105,7 @@ def get_config(arg=''):
   config.data.image_size = 224
   config.data.on_device = 'no'
   config.data.workers = 16
-  config.augment = dict(name='moco_v2')
+  config.augment = dict(name='simclr_imagenet')
   config.model = dict(name='resnet50')
   config.optimizer.name = 'lars'
   config.optimizer.learning_rate, config.optimizer.scaling = 0.075, 'sqrt'
@@ -72,6 +113,7 @@ def get_config(arg=''):
   config.optimizer.exempt = True
   config.optimizer.warmup_epochs = 10.0
   config.eval.crop = 0.875
+  config.eval.linear = 'dystress_imagenet'
   config.eval.k = (20,)
   config.eval.batch_size = 500
   return base.options(config, arg, VARIANTS)

@@ -1,4 +1,4 @@
-"""ImageNet-100, ResNet-50, 200 epochs (dystress A.1): LARS at 0.075·sqrt(batch), warm-up, cosine, bf16, 224 pixels.
+"""ImageNet-100, ResNet-50, 200 epochs: LARS at 0.075·sqrt(batch), warm-up, cosine, bf16, 224 pixels (dystress sec. 4).
 
   python main.py --config=configs/imagenet100.py --workdir=runs/imagenet100 --config.data.path=/data/imagenet
 
@@ -13,6 +13,7 @@ from configs import base, imagenet
 BEHAVIOUR = {
   'views': 1,
   'batch_size': 128,
+  'augment': dict(name='moco_v2'),
   'projector': dict(name='moco', features=(128,)),
   'temperature': dict(name='constant', tau=0.3),
   'optimizer': dict(imagenet.SGD, learning_rate=0.03, schedule='step', milestones=(160, 190)),
@@ -23,7 +24,7 @@ VARIANTS = {
   **imagenet.VARIANTS,
   'any_folder': {'data.classes': '', 'data.name': 'folder'},
   # cacr C.2: half the batch.
-  **{name: {**imagenet.VARIANTS[name], 'batch_size': 128} for name in ('moco', 'cacr_moco', 'cacr_moco_k1')},
+  **{name: {**imagenet.VARIANTS[name], 'batch_size': 128} for name in imagenet.VARIANTS if 'moco' in name},
   # Behaviour, sec. 5: the whole bank, or the hardest 3.4 % of it.
   'memory_bank': {**BEHAVIOUR, 'method': dict(name='memory_bank', negatives=0)},
   'memory_bank_hard': {**BEHAVIOUR, 'method': dict(name='memory_bank'), 'loss': dict(name='hard', fraction=0.034)},

@@ -39,6 +39,7 @@ CHOICES = {
     'cacr_small_as_is',
     'cacr_large',
     'supervised_cifar',
+    'dystress_imagenet',
     'imagenet_lars',
   ),
 }

@@ -63,6 +63,7 @@ OFF = dict(
 )
 
 _SIMCLR = dict(OFF, crop=True, flip=0.5, jitter=0.8, grey=0.2, blur=0.5)
+_JITTER = dict(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2)
 _MOCO_V2 = dict(_SIMCLR, crop_scale=(0.2, 1.0), **MEAN_STD['imagenet'])
 _BYOL = dict(_SIMCLR, interpolation='bicubic', saturation=0.2, **MEAN_STD['imagenet'])
 _CACR_SMALL = dict(_SIMCLR, crop_scale=(0.2, 1.0), jitter=1.0, hue=0.4, blur=0.0, **MEAN_STD['cifar10'])
@@ -78,7 +79,8 @@ _VARIANTS = dict(
 
 PRESETS = {
   'none': dict(OFF),
-  'simclr': _SIMCLR,
+  'simclr': _SIMCLR,  # Chen et al. 2020 with half the colour, as for CIFAR
+  'simclr_imagenet': dict(_SIMCLR, **_JITTER, **MEAN_STD['imagenet']),  # with all of it: dystress sec. 4, lightly
   'moco_v2': dict(_MOCO_V2),
   'byol_1': dict(_BYOL, blur=1.0),  # Grill et al. 2020, Table 6: T for one view, T' for the other
   'byol_2': dict(_BYOL, blur=0.1, solarize=0.2),
@@ -89,8 +91,8 @@ PRESETS = {
   'cacr_large': dict(_MOCO_V2),  # cacr Alg. 2
   'supervised_cifar': _SUPERVISED_CIFAR,  # supervised A.4.1
   'supervised_imagenet': dict(_MOCO_V2),  # supervised A.3.1
-  **{f'supervised_cifar_{name}': {**_SUPERVISED_CIFAR, **change} for name, change in _VARIANTS.items()},
-  **{f'supervised_imagenet_{name}': {**_MOCO_V2, **change} for name, change in _VARIANTS.items()},
+  **{f'supervised_cifar_{name}': _SUPERVISED_CIFAR | _VARIANTS[name] for name in _VARIANTS if name != 'no_blur'},
+  **{f'supervised_imagenet_{name}': _MOCO_V2 | change for name, change in _VARIANTS.items()},
 }
 
 

@@ -1,6 +1,6 @@
 """Linear classifiers on frozen features: the papers' protocols, and two that need no rate, for monitoring.
 
-Every protocol here sees features as they were extracted, without augmentation. All but one centre them by the training
+Every protocol here sees features as they were extracted, without augmentation. Most centre them by the training
 mean and divide by one number: a linear classifier can undo both, and the papers' learning rates, which suit their
 encoders' features, then suit any encoder's (our choice).
 """
@@ -61,6 +61,7 @@ PROTOCOLS = {
   'cacr_small_as_is': Protocol('cacr App. C.1', 'adam', 1e-3, 128, 100, (60, 80), 0.2, scale='none'),
   'cacr_large': Protocol('cacr App. C.2', 'sgd', 30.0, 256, 100, (60, 80), 0.1),
   'supervised_cifar': Protocol('supervised A.4.1', 'sgd', 30.0, 256, 90),
+  'dystress_imagenet': Protocol("lightly's benchmark, which dystress 5.2 uses", 'sgd', 0.1, 256, 90, scale='none'),
   'imagenet_lars': Protocol('supervised A.3.1 (rate: Chen & He 2021)', 'lars', 1.6, 4096, 90, scale='coordinate'),
 }
 

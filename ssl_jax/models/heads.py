@@ -99,7 +99,7 @@ _HEADS = {
   # SimCLR as DySTreSS uses it (App. A.1): 512-512-128 on ResNet-18.
   'simclr': functools.partial(MLP, features=(None, 128), batch_norm='all'),
   'moco': functools.partial(MLP, features=(None, 128), batch_norm='none'),
-  # "Supervised objectives", A.3.1 and A.4.3: batch norm after every layer, ReLU between them.
+  # "Supervised objectives", A.3.1 and A.4.1: batch norm after every layer, ReLU between them.
   'supervised_imagenet': functools.partial(MLP, features=(2048, 2048, 2048), batch_norm='all'),
   'supervised_cifar': functools.partial(MLP, features=(2048, 2048), batch_norm='all'),
   # Grill et al. 2020, sec. 3.3: projector and predictor alike.

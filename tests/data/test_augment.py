@@ -510,6 +510,8 @@ def test_presets_are_the_papers():
   simclr = dict(crop=True, crop_scale=(0.08, 1.0), crop_ratio=(3 / 4, 4 / 3), flip=0.5, grey=0.2, **jitter)
   assert augment.PRESETS['simclr'].items() >= dict(simclr, blur=0.5, blur_sigma=(0.1, 2.0)).items()
   assert differences('dystress_cifar', 'simclr') == dict(blur=0.0, **cifar10)
+  full = dict(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2)
+  assert differences('simclr_imagenet', 'simclr') == full | imagenet
   assert differences('moco_v2', 'simclr') == dict(crop_scale=(0.2, 1.0), **imagenet)
   assert differences('cacr_large', 'moco_v2') == differences('supervised_imagenet', 'moco_v2') == {}
   assert differences('cacr_small', 'simclr') == dict(crop_scale=(0.2, 1.0), jitter=1.0, hue=0.4, blur=0.0, **cifar10)
