@@ -85,6 +85,7 @@ def get_config(arg=''):
 
   config.eval = ConfigDict()
   config.eval.every_epochs = 20  # kNN on the way (0: only at the end)
+  config.eval.measures = False  # on the way also uniformity, entropy, bound gaps and all other measures, of both layers
   config.eval.at_start = False  # kNN of the untrained encoder and of raw pixels first
   config.eval.at_end = False  # all of --mode=evaluate after training, without reading the data again
   config.eval.features = 'backbone'  # backbone or projector
@@ -95,7 +96,7 @@ def get_config(arg=''):
   config.eval.temperature = 0.1
   config.eval.batch_size = 1000
   config.eval.linear = 'logistic'  # of --mode=evaluate: logistic, ridge, a protocol of evals/linear.py; '' for none
-  config.eval.finetune = ''  # of --mode=evaluate: labels to fine-tune on: all, 10%, 1%, 5-shot; linear: encoder frozen
+  config.eval.finetune = ''  # of --mode=evaluate: labels to fine-tune on: all, 10%, 1%, 5-shot; linear [10%]: frozen
   config.eval.seeds = (0,)  # of the linear classifier and of fine-tuning: mean and spread
   config.eval.views = 4  # augmented views of test images, for alignment, LiDAR and the like
   config.eval.view_images = 2000  # of how many test images, at most

@@ -29,7 +29,7 @@ CHOICES = {
   'eval.features': ('backbone', 'projector'),
   'eval.train_images': ('kept', 'all'),
   'eval.vote': ('cosine', 'distance', 'majority'),
-  'eval.finetune': ('', 'all', '10%', '1%', '5-shot', 'linear'),
+  'eval.finetune': ('', 'all', '10%', '1%', '5-shot', 'linear', 'linear 10%', 'linear 1%', 'linear 5-shot'),
   'eval.linear': (
     '',
     'logistic',
@@ -91,7 +91,7 @@ LATER = {'init': '', 'data.stored_size': 0}
 # Keys that change neither what a run computes nor how it is judged.
 IRRELEVANT = (
   *(key for key in HARMLESS if key != 'eval'),
-  *(f'eval.{key}' for key in ('every_epochs', 'at_start', 'at_end', 'batch_size', 'data.path')),
+  *(f'eval.{key}' for key in ('every_epochs', 'measures', 'at_start', 'at_end', 'batch_size', 'data.path')),
 )
 
 

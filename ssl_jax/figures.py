@@ -69,18 +69,27 @@ def _figure(width=4.9, height=3.2, rows=1, columns=1, **axes):
 # Of a training run
 
 
-CURVES = {'loss': 'loss', 'rate': 'learning rate', 'tau': 'temperature τ', 'positive': 'similarity of positives'}
+# {figure: (rows of metrics.jsonl, title)}; what has a layer's name before its own is there with `eval.measures`.
+CURVES = {
+  'loss': (['loss'], 'loss'),
+  'rate': (['rate'], 'learning rate'),
+  'tau': (['tau'], 'temperature τ'),
+  'positive': (['positive'], 'similarity of positives'),
+  'uniformity': (['backbone/uniformity', 'projector/uniformity'], 'uniformity'),
+  'entropy': (['backbone/conditional_entropy', 'projector/conditional_entropy'], 'entropy H(X⁻|X)'),
+  'gaps': (['projector/attracting_gap', 'projector/repelling_gap'], 'gap of the bound'),
+}
 
 
 @style()
 def training(rows: Sequence[Mapping[str, float]]) -> dict:
-  """{name: figure} over the epochs: loss, learning rate, temperature, the positives' similarity, accuracies."""
+  """{name: figure} over the epochs: loss, learning rate, temperature, similarity of positives, accuracies, measures."""
   accuracies = sorted({k for row in rows for k in row if re.fullmatch(r'knn\d+|probe', k)})
   epochs = [(row['step'], row['epoch']) for row in rows if 'epoch' in row]
   per_step = epochs[-1][1] / epochs[-1][0] if epochs else 1
-  plots = {name: ([name], title) for name, title in CURVES.items() if any(name in row for row in rows)}
-  if accuracies:
-    plots['accuracy'] = (accuracies, 'accuracy, %')
+  known = {name for row in rows for name in row}
+  plots = {plot: ([name for name in names if name in known], title) for plot, (names, title) in CURVES.items()}
+  plots = {plot: shown for plot, shown in (plots | {'accuracy': (accuracies, 'accuracy, %')}).items() if shown[0]}
   drawn = {}
   for i, (plot, (names, title)) in enumerate(plots.items()):
     drawn[plot], axis = _figure(3.4, 2.3)
@@ -91,7 +100,7 @@ def training(rows: Sequence[Mapping[str, float]]) -> dict:
         *zip(*points, strict=True), color=COLOURS[(i + j) % len(COLOURS)], marker=mark, markersize=4, label=name
       )
     axis.set(ylabel=title, xlabel='epoch', xlim=(0, None))
-    if plot == 'accuracy':
+    if plot == 'accuracy' or len(names) > 1:
       axis.legend()
   return drawn
 

@@ -125,8 +125,8 @@ def progress(step: int, total: int) -> Plain:
 
 
 def sentence(when: str, results: Mapping[str, float]) -> str:
-  """'epoch 20: knn200 71.3 %, ...'"""
-  return f'{when}: ' + ', '.join(f'{name} {value:.2f} %' for name, value in results.items())
+  """'epoch 20: knn200 71.3 %, ...', of accuracies alone; measures have a layer's name before theirs."""
+  return f'{when}: ' + ', '.join(f'{name} {value:.2f} %' for name, value in results.items() if '/' not in name)
 
 
 def keep(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> None:

@@ -140,6 +140,9 @@ def _training(run: Run) -> list[Section]:
     'tau': 'The temperature, a mean over the positives.',
     'positive': 'The mean similarity of positives.',
     'accuracy': 'Accuracy on the test images, on the way.',
+    'uniformity': 'The uniformity of the test images, lower is more uniform.',
+    'entropy': 'The entropy of the negatives as CACR weighs them; the most is the logarithm of their number.',
+    'gaps': 'How far the bounds of the supervised objective are from what they bound.',
   }
   drawn = figures.training(run.rows)
   return [Section('Training', '', [Figure(name, captions[name], figure, small=True) for name, figure in drawn.items()])]

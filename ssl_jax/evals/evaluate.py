@@ -1,5 +1,6 @@
 """Judges the encoder of a run: features once, then every evaluation that the config asks for."""
 
+import functools
 import json
 import pathlib
 import re
@@ -15,10 +16,11 @@ from ml_collections import ConfigDict
 from ssl_jax import checkpoint, probe, records
 from ssl_jax.config import flatten
 from ssl_jax.data import contact_sheet, sources
-from ssl_jax.evals import check, features, finetune, judge, knn, linear
+from ssl_jax.evals import check, features, finetune, judge, knn, linear, metrics
 from ssl_jax.run import Run, augments_of, prepare, stored_size
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, make_views
+from ssl_jax.temperature import Temperature
 
 # What an .npz file of features holds.
 KEYS = ('train_features', 'train_labels', 'test_features', 'test_labels')
@@ -48,32 +50,37 @@ class Evaluator:
     check.seen(f'data.test_split = {run.judged["test_split"]!r}', asked, 'the training images', known)
     if max(run.config.eval.k, default=0) > len(run.known):
       raise ValueError(f'eval.k = {run.config.eval.k} has more than the {len(run.known)} training images: lower it')
-    if run.config.eval.finetune in finetune.LABELS:  # before hours of training
+    if run.config.eval.finetune:  # before hours of training
       try:
-        finetune.chosen_labels(known, run.config.eval.finetune, 0)
+        finetune.chosen_labels(known, _asked(run.config.eval.finetune)[1], 0)
       except ValueError as error:
         raise ValueError(f'eval.finetune: {error}') from None
     self.run = run
     self.apply = features.extractor(run.method, run.normalize, run.devices)
 
-  def features(self, state: State):
-    """((features by layer, labels) of the training images, the same of the test images); the state is on devices."""
-    config, devices = self.run.config, self.run.devices
-    sizes = dict(size=features.shown(config), batch_size=config.eval.batch_size)
-    extract = lambda source: features.extract(self.apply, devices, *state.evaluated, source, **sizes)
-    return extract(self.run.known), extract(self.run.test)
+  def spaces(self, state: State, *, views: bool = False) -> tuple[dict[str, judge.Space], judge.Labels]:
+    """Both layers' features of all images and, where asked for, of views of some; the state is on devices."""
+    return self._spaces(self._extract(*state.evaluated, views=views))
 
   def knn(self, state: State) -> dict[str, float]:
-    """{'knn200': percent, ...}, and 'probe' of a run that has one."""
-    (bank, bank_labels), (queries, labels) = self.features(state)
-    layer = self.run.config.eval.features
-    self.latest = bank[layer], queries[layer], labels  # for the picture
-    accuracy = self._accuracy(bank[layer], bank_labels, queries[layer], labels)
-    if self.run.probe and not self.run.config.eval.data.name:  # it knows the classes it was trained on
-      weights = self.run.devices.unreplicate(state.extra['probe']['weights'])
-      guessed = np.asarray(probe.scores(weights, queries['backbone'])).argmax(axis=1)
-      accuracy['probe'] = 100 * float(np.mean(guessed == labels))
-    return accuracy
+    """{'knn200': percent, ...}, 'probe' of a run that has one, and {'backbone/uniformity': ...} where it is asked for.
+
+    The state is on devices.
+    """
+    choice, unreplicate = self.run.config.eval, self.run.devices.unreplicate
+    spaces, labels = self.spaces(state, views=choice.measures)
+    judged = spaces[choice.features]
+    self.latest = judged.train, judged.test, labels.test  # for the picture
+    found = self._accuracy(judged.train, labels.train, judged.test, labels.test)
+    if self.run.probe and not choice.data.name:  # it knows the classes it was trained on
+      weights = unreplicate(state.extra['probe']['weights'])
+      guessed = np.asarray(probe.scores(weights, spaces['backbone'].test)).argmax(axis=1)
+      found['probe'] = 100 * float(np.mean(guessed == labels.test))
+    if choice.measures:
+      tau = self._tau(*unreplicate((state.step, state.params.get('temperature', {}))))
+      measured = judge.measures_of(spaces, labels, tau)
+      found |= {f'{layer}/{name}': x for layer, numbers in measured.items() for name, x in numbers.items()}
+    return found
 
   def at_start(self, state: State) -> dict[str, float]:
     """The untrained encoder's accuracy, and that of raw pixels where they fit in memory: what learning has to beat."""
@@ -89,7 +96,7 @@ class Evaluator:
     return untrained | raw
 
   def all_features(self, state: State, folder: pathlib.Path) -> tuple[dict[str, judge.Space], judge.Labels]:
-    """Both layers' features of all images and of views of some test images, kept in `folder`; the state is a host's."""
+    """The same with views, kept in `folder`; the state is a host's."""
     config, devices = self.run.config, self.run.devices
     settings = {k: v for k, v in flatten(config).items() if k.split('.')[0] in FEATURES and k != 'data.path'}
     settings |= {
@@ -97,36 +104,58 @@ class Evaluator:
       'crop': config.eval.crop,
       'views': config.eval.views,
       'viewed': config.eval.view_images,
+      'parts': ('train', 'test', 'views', 'partners'),
       'seed': config.seed,
     }
     weights = state.evaluated
+    name = features.digest(settings, weights, self.run.known, self.run.test)
+    return self._spaces(features.cached(folder, name, lambda: self._extract(*devices.replicate(weights), views=True)))
+
+  def _extract(self, params, stats, *, views: bool) -> dict[str, np.ndarray]:
+    """{'train_backbone': [n, d], ..., 'train_labels': [n], ...} of training and test images and of views of some."""
+    config, devices = self.run.config, self.run.devices
+    size, whole = features.shown(config), config.eval.batch_size
+    parts = {'train': (self.apply, self.run.known, size, whole), 'test': (self.apply, self.run.test, size, whole)}
+    if views:
+      few = whole // config.eval.views
+      parts['views'] = (self._view, self._viewed, stored_size(config), few)
+      # Keys follow from the place: the transformations of an image's views are those of its partner's.
+      partners = metrics.same_label_partners(self._viewed.labels, np.random.default_rng(config.seed))
+      parts['partners'] = (self._view, self._viewed.subset(partners), stored_size(config), few)
+    arrays = {}
+    for name, (apply, source, size, batch_size) in parts.items():
+      found, labels = features.extract(apply, devices, params, stats, source, size=size, batch_size=batch_size)
+      arrays |= {f'{name}_{layer}': x for layer, x in found.items()} | {f'{name}_labels': labels}
+    return arrays
+
+  @functools.cached_property
+  def _view(self):
+    config = self.run.config
+    augments, *_ = augments_of(config, on_device=True)
+    augments = [augments[v % config.views] for v in range(config.eval.views)]
+    return features.view_extractor(self.run.method, augments, self.run.devices, seed=config.seed)
+
+  @functools.cached_property
+  def _viewed(self) -> sources.Source:
+    """The test images of which there are views."""
+    config = self.run.config
     chosen = np.random.default_rng(config.seed).permutation(len(self.run.test))[: config.eval.view_images]
-    viewed = self.run.test.subset(np.sort(chosen))
+    return self.run.test.subset(np.sort(chosen))
 
-    def compute():
-      augments, *_ = augments_of(config, on_device=True)
-      augments = [augments[v % config.views] for v in range(config.eval.views)]
-      view = features.view_extractor(self.run.method, augments, devices, seed=config.seed)
-      size, whole = features.shown(config), config.eval.batch_size
-      parts = {
-        'train': (self.apply, self.run.known, size, whole),
-        'test': (self.apply, self.run.test, size, whole),
-        'views': (view, viewed, stored_size(config), whole // config.eval.views),
-      }
-      params, stats = devices.replicate(weights)
-      arrays = {}
-      for name, (apply, source, size, batch_size) in parts.items():
-        found, labels = features.extract(apply, devices, params, stats, source, size=size, batch_size=batch_size)
-        arrays |= {f'{name}_{layer}': x for layer, x in found.items()} | {f'{name}_labels': labels}
-      return arrays
-
-    arrays = features.cached(folder, features.digest(settings, weights, self.run.known, self.run.test), compute)
+  def _spaces(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, judge.Space], judge.Labels]:
+    views = lambda layer: (np.moveaxis(arrays[f'{name}_{layer}'], 1, 0) for name in ('views', 'partners'))
+    viewed = 'views_labels' in arrays
     spaces = {
-      layer: judge.Space(arrays[f'train_{layer}'], arrays[f'test_{layer}'], np.moveaxis(arrays[f'views_{layer}'], 1, 0))
+      layer: judge.Space(arrays[f'train_{layer}'], arrays[f'test_{layer}'], *(views(layer) if viewed else ()))
       for layer in ('backbone', 'projector')
     }
-    labels = (arrays[f'{name}_labels'] for name in ('train', 'test', 'views'))
+    labels = (arrays.get(f'{name}_labels') for name in ('train', 'test', 'views'))
     return spaces, judge.Labels(*labels, self.run.known.class_names)
+
+  def _tau(self, step, params) -> Temperature | None:
+    """The temperature of the loss, a number or a function of the similarity."""
+    tau = self.run.method.temperature.at(params, step)
+    return tau if tau is None or callable(tau) else float(tau)
 
   def judge(self, state: State, workdir: pathlib.Path) -> dict:
     """Everything that the config asks of the state, a host's: evaluation.json, and what the figures need."""
@@ -135,8 +164,7 @@ class Evaluator:
     say('features')
     spaces, labels = self.all_features(state, workdir / 'features')
     say(', '.join(filter(None, ['kNN' * bool(choice.k), choice.linear and f'linear ({choice.linear})', 'measures'])))
-    tau = run.method.temperature.at(state.params.get('temperature', {}), state.step)
-    tau = tau if tau is None or callable(tau) else float(tau)
+    tau = self._tau(state.step, state.params.get('temperature', {}))
     numbers, arrays = judge.judge(spaces, labels, choice, temperature=tau)
     judged = spaces[choice.features]
     arrays |= self.neighbours(judged.train, judged.test, labels.test)
@@ -212,15 +240,22 @@ def _stages() -> Callable[[str], None]:
   return say
 
 
+def _asked(choice: str) -> tuple[bool, str]:
+  """Of `eval.finetune`: whether the encoder is frozen, and which labels are used."""
+  frozen, _, labels = choice.rpartition(' ')
+  return (True, 'all') if choice == 'linear' else (frozen == 'linear', labels)
+
+
 def _finetune(run: Run, state: State, extracted: np.ndarray) -> dict:
   """What config.eval.finetune asks for: {'finetune': percent, ...}"""
   choice = run.config.eval
-  if choice.finetune == 'linear':
+  frozen, labels = _asked(choice.finetune)
+  settings = dict(labels=labels, seeds=choice.seeds)
+  if frozen:
     protocol = linear.PROTOCOLS.get(choice.linear, linear.PROTOCOLS['supervised_cifar'])
-    found = finetune.finetune(run, state, protocol=protocol, extracted=extracted, seeds=choice.seeds)
-  else:
-    found = finetune.finetune(run, state, labels=choice.finetune, seeds=choice.seeds)
-  what = 'linear with augmentation' if found['frozen'] else f'fine-tuned, labels: {found["labels"]}'
+    settings |= dict(protocol=protocol, extracted=extracted)
+  found = finetune.finetune(run, state, **settings)
+  what = f'{"linear with augmentation" if frozen else "fine-tuned"}, labels: {labels}'
   numbers = {'finetune': found['top1'], 'finetune_std': found['top1_std']}
   return {**numbers, 'finetune_protocol': what, 'finetune_settings': linear.settings_of(found)}
 

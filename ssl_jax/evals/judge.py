@@ -22,11 +22,15 @@ MEASURED = 10_000  # training images, at most, whose uniformity is compared with
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-  """The features of one layer: of training and test images, and of augmented views of some test images."""
+  """The features of one layer: of training and test images, and of augmented views of some test images.
+
+  A partner is an image of the same class, in the same views: with the same draw of each augmentation.
+  """
 
   train: np.ndarray  # [n, d]
   test: np.ndarray  # [m, d]
   views: np.ndarray | None = None  # [v, k, d]
+  partners: np.ndarray | None = None  # [v, k, d]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,11 +129,12 @@ def measures(space: Space, labels: Labels, temperature: Temperature | None) -> d
     wanted |= {
       'alignment': lambda: metrics.alignment(views),
       'prototype_bias': lambda: metrics.prototype_bias(views, of_views),
-      'prototype_bias_sampled': lambda: metrics.prototype_bias_sampled(views, of_views),
       'attracting_gap': lambda: metrics.attracting_gap(views[0], views[1:]),
       'repelling_gap': lambda: metrics.repelling_gap(views[0], of_views, views[1], of_views),
       'lidar': lambda: metrics.lidar(views),
     }
+  if space.partners is not None:
+    wanted['prototype_bias_sampled'] = lambda: metrics.prototype_bias_sampled(space.views, space.partners)
   found = {}
   for name, measure in wanted.items():
     # Some have no value: of a collapsed encoder, of few images or dimensions, of classes with one image.
@@ -137,6 +142,12 @@ def measures(space: Space, labels: Labels, temperature: Temperature | None) -> d
       if math.isfinite(value := measure()):
         found[name] = value
   return found
+
+
+def measures_of(spaces: Mapping[str, Space], labels: Labels, temperature: Temperature | None) -> dict[str, dict]:
+  """The measures of each layer; the temperature is of the similarities that the loss sees."""
+  compared = 'projector' if 'projector' in spaces else next(iter(spaces))
+  return {name: measures(x, labels, temperature if name == compared else None) for name, x in spaces.items()}
 
 
 def curves(space: Space, labels: Labels, temperature: Temperature | None) -> dict[str, np.ndarray]:
@@ -204,9 +215,7 @@ def judge(
     'linear_protocol': settings['linear'],
     **numbers,
     'images': counts,
-    'measures': {
-      name: measures(space, labels, temperature if space is compared else None) for name, space in spaces.items()
-    },
+    'measures': measures_of(spaces, labels, temperature),
     **detail,
   }
   arrays |= curves(compared, labels, temperature) | plane(judged.test, labels.test)

@@ -157,20 +157,17 @@ def prototype_bias(views, labels) -> float:
   return _mean(jnp.linalg.norm(means[jnp.asarray(labels)] - surrogate, axis=1))
 
 
-def prototype_bias_sampled(views, labels, *, seed: int = 0) -> float:
-  """The estimate in the paper: E‖f(t(x′)) − f(t(x))‖, a t and an x′ of its class for each x (supervised Eq. 51).
+def prototype_bias_sampled(views, partners) -> float:
+  """The estimate in the paper: E‖f(t(x′)) − f(t(x))‖, one t for both and an x′ of its class (supervised Eq. 51).
 
-  The paper applies one transformation t to both images; here t is the index of a view, which is the same thing where
-  the views were made with common transformations. x′ may be x, as in a draw from X|y.
+  Args:
+    views: f(t(x)) of several t, [v, n, d].
+    partners: f(t(x′)) of the same t, an x′ of its class for each x, [v, n, d]. x′ may be x, as in a draw from X|y.
   """
-  views = _views('views', views)
-  labels = check.labels('labels', labels, views.shape[1], classes=1)
-  rng = np.random.default_rng(seed)
-  view = rng.integers(len(views), size=len(labels))
-  other = same_label_partners(labels, rng)
-  rows = np.arange(len(labels))
-  views = blocks.unit(views)
-  return _mean(jnp.linalg.norm(views[view, other] - views[view, rows], axis=1))
+  views, partners = _views('views', views), _views('partners', partners)
+  if views.shape != partners.shape:
+    raise ValueError(f'partners: shape {partners.shape}, expected {views.shape} as the views')
+  return _mean(jnp.linalg.norm(blocks.unit(partners) - blocks.unit(views), axis=2))
 
 
 def same_label_partners(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:

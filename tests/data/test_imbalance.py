@@ -174,5 +174,5 @@ def test_evaluations_learn_from_the_kept_images_or_from_all(tmp_path):
   np.testing.assert_array_equal(np.bincount(everything.train.labels), [0, 2, 5, 16])
   np.testing.assert_array_equal(np.bincount(everything.known.labels), [16] * 4)
   evaluator = Evaluator(everything)
-  (bank, labels), (queries, _) = evaluator.features(everything.devices.replicate(everything.initial_state()))
-  assert len(bank['backbone']) == len(labels) == 64 and len(queries['backbone']) == 16
+  spaces, labels = evaluator.spaces(everything.devices.replicate(everything.initial_state()))
+  assert len(spaces['backbone'].train) == len(labels.train) == 64 and len(spaces['backbone'].test) == 16

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from configs import base
-from ssl_jax import config, run, train
+from ssl_jax import config, figures, records, run, train
 from ssl_jax.data import contact_sheet
 from ssl_jax.evals import evaluate, features, judge, knn, linear, metrics
 from tests.test_train import tiny
@@ -130,7 +130,7 @@ def test_evaluations_crop_views_from_the_stored_size(tmp_path, monkeypatch):
   )
   prepared = run.prepare(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
   evaluate.Evaluator(prepared).all_features(prepared.initial_state(), tmp_path / 'features')
-  assert asked == [8, 8, 12]
+  assert asked == [8, 8, 12, 12]  # training and test images, views, views of partners
 
 
 def test_features_of_another_set_have_another_name(tmp_path, monkeypatch):
@@ -263,24 +263,63 @@ def test_views_do_not_depend_on_the_devices_or_the_batch(trained):
   np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
 
 
+def test_partners_are_seen_through_the_same_transformations(trained, monkeypatch):
+  """An image that is its own partner has the same views; another image's views at its own place are others."""
+  _, chosen, _ = trained
+  prepared = run.prepare(chosen)
+  state = prepared.devices.replicate(prepared.initial_state())
+  evaluator = evaluate.Evaluator(prepared)
+  order = np.arange(10)
+  same = np.flatnonzero(evaluator._viewed.labels == evaluator._viewed.labels[0])
+  order[0] = same[1]
+  monkeypatch.setattr(metrics, 'same_label_partners', lambda labels, rng: order)
+  spaces, labels = evaluator.spaces(state, views=True)
+  views, partners = spaces['projector'].views, spaces['projector'].partners
+  np.testing.assert_allclose(partners[:, 1:], views[:, 1:], rtol=1e-4, atol=1e-5)
+  for other in (0, order[0]):  # another image, and the same one at another place
+    assert not np.allclose(partners[:, 0], views[:, other], atol=1e-3)
+  found = judge.measures(spaces['projector'], labels, None)['prototype_bias_sampled']
+  assert found == pytest.approx(metrics.prototype_bias_sampled(views, partners))
+
+
+def test_measures_on_the_way_are_those_of_the_evaluation(tmp_path, capsys):
+  chosen = tiny(tmp_path, **{'steps': 4, 'eval.every_epochs': 1, 'eval.measures': True, 'eval.at_end': True})
+  train.train(chosen, tmp_path / 'run')
+  rows = [row for row in records.read(tmp_path / 'run') if 'knn5' in row]
+  assert [row['step'] for row in rows] == [2, 4]
+  measured = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())['measures']
+  assert {'conditional_entropy', 'attracting_gap', 'repelling_gap', 'penalty_entropy'} <= measured['projector'].keys()
+  for layer, numbers in measured.items():
+    for name, value in numbers.items():
+      assert rows[1][f'{layer}/{name}'] == pytest.approx(value, rel=1e-5), name
+  assert rows[0]['backbone/uniformity'] != rows[1]['backbone/uniformity']
+  assert 'uniformity' not in capsys.readouterr().out
+  drawn = figures.training(records.read(tmp_path / 'run'))
+  assert {'uniformity', 'entropy', 'gaps'} <= drawn.keys()
+  assert [text.get_text() for text in drawn['gaps'].axes[0].get_legend().get_texts()] == [
+    'projector/attracting_gap',
+    'projector/repelling_gap',
+  ]
+
+
 def test_evaluations_see_the_centre_that_the_config_names(tmp_path):
   found = {}
   for crop in (1.0, 0.5):
     prepared = run.prepare(tiny(tmp_path, steps=4, **{'eval.crop': crop}))
     state = prepared.devices.replicate(prepared.initial_state())
     evaluator = evaluate.Evaluator(prepared)
-    before = evaluator.features(state)[1][0]['backbone']
+    before = evaluator.spaces(state)[0]['backbone'].test
     prepared.test.items[:, :2] = 255 - prepared.test.items[:, :2]  # the upper border, of 12 rows
-    found[crop] = before, evaluator.features(state)[1][0]['backbone']
+    found[crop] = before, evaluator.spaces(state)[0]['backbone'].test
   np.testing.assert_array_equal(*found[0.5])
   for other in (found[1.0][1], found[0.5][0]):
     assert not np.allclose(found[1.0][0], other, atol=1e-3)
 
 
-def with_features(tmp_path, found, **changes):
+def with_features(tmp_path, spaces, labels, **changes):
   """The evaluator of a run, with features of the images that are given instead of an encoder's."""
   evaluator = evaluate.Evaluator(run.prepare(tiny(tmp_path, **changes)))
-  evaluator.features = lambda state: found
+  evaluator.spaces = lambda state, views: (spaces, labels)
   return evaluator
 
 
@@ -290,10 +329,10 @@ def with_features(tmp_path, found, **changes):
 )
 def test_on_the_way_neighbours_vote_as_the_config_says(tmp_path, vote, temperature, right):
   """One neighbour of the own class, very near, against two of another: similarities 1 and 0.8."""
-  bank, labels = np.array([[1, 0.03], [0.8, 0.6], [0.8, -0.6]], np.float32), np.array([1, 0, 0])
-  found = ({'backbone': bank}, labels), ({'backbone': np.array([[1, 0]], np.float32)}, np.array([1]))
+  bank, query = np.array([[1, 0.03], [0.8, 0.6], [0.8, -0.6]], np.float32), np.array([[1, 0]], np.float32)
+  found = {'backbone': judge.Space(bank, query)}, judge.Labels(np.array([1, 0, 0]), np.array([1]))
   changes = {'eval.k': (3,), 'eval.vote': vote, 'eval.temperature': temperature}
-  assert with_features(tmp_path, found, **changes).knn(None) == {'knn3': 100 * right}
+  assert with_features(tmp_path, *found, **changes).knn(None) == {'knn3': 100 * right}
 
 
 @pytest.fixture
@@ -304,10 +343,9 @@ def layers(tmp_path, monkeypatch):
   bank, queries, labels = draw(64), draw(16), np.arange(80) % 4
 
   def choose(layer, **changes):
-    found = (bank, labels[:64]), (queries, labels[64:])
-    evaluator = with_features(tmp_path, found, **{'eval.k': (1,), 'eval.features': layer}, **changes)
-    spaces = {name: judge.Space(bank[name], queries[name]) for name in bank}
-    evaluator.all_features = lambda state, folder: (spaces, judge.Labels(labels[:64], labels[64:]))
+    found = {name: judge.Space(bank[name], queries[name]) for name in bank}, judge.Labels(labels[:64], labels[64:])
+    evaluator = with_features(tmp_path, *found, **{'eval.k': (1,), 'eval.features': layer}, **changes)
+    evaluator.all_features = lambda state, folder: found
     unit = bank[layer] / np.linalg.norm(bank[layer], axis=1, keepdims=True)
     return evaluator, np.argmax(queries[layer] @ unit.T, axis=1)
 

@@ -253,12 +253,13 @@ def test_evaluations_fine_tune_by_config(prepared, monkeypatch):
 
   monkeypatch.setattr(finetune, 'finetune', record)
   monkeypatch.setitem(chosen.config.eval, 'seeds', (2, 3))
-  for choice in ('5-shot', 'linear'):
+  for choice in ('5-shot', 'linear', 'linear 1%'):
     monkeypatch.setitem(chosen.config.eval, 'finetune', choice)
     assert evaluate._finetune(chosen, state, extracted)['finetune'] == 50.0
   assert asked == [
     ('5-shot', finetune.FULL, None, (2, 3)),
     ('all', linear.PROTOCOLS['supervised_cifar'], extracted, (2, 3)),
+    ('1%', linear.PROTOCOLS['supervised_cifar'], extracted, (2, 3)),
   ]
 
 
