@@ -69,15 +69,16 @@ def _figure(width=4.9, height=3.2, rows=1, columns=1, **axes):
 # Of a training run
 
 
-# {figure: (rows of metrics.jsonl, title)}; what has a layer's name before its own is there with `eval.measures`.
+LAYERS = ('backbone', 'projector')
+# {figure: (title, {curve: its name in metrics.jsonl})}; what has a layer's name before its own is of `eval.measures`.
 CURVES = {
-  'loss': (['loss'], 'loss'),
-  'rate': (['rate'], 'learning rate'),
-  'tau': (['tau'], 'temperature τ'),
-  'positive': (['positive'], 'similarity of positives'),
-  'uniformity': (['backbone/uniformity', 'projector/uniformity'], 'uniformity'),
-  'entropy': (['backbone/conditional_entropy', 'projector/conditional_entropy'], 'entropy H(X⁻|X)'),
-  'gaps': (['projector/attracting_gap', 'projector/repelling_gap'], 'gap of the bound'),
+  'loss': ('loss', {'loss': 'loss'}),
+  'rate': ('learning rate', {'rate': 'rate'}),
+  'tau': ('temperature τ', {'tau': 'tau'}),
+  'positive': ('similarity of positives', {'positive': 'positive'}),
+  'uniformity': ('uniformity', {layer: f'{layer}/uniformity' for layer in LAYERS}),
+  'entropy': ('entropy H(X⁻|X)', {layer: f'{layer}/conditional_entropy' for layer in LAYERS}),
+  'gaps': ('gap of the bound', {name: f'projector/{name}_gap' for name in ('attracting', 'repelling')}),
 }
 
 
@@ -88,16 +89,16 @@ def training(rows: Sequence[Mapping[str, float]]) -> dict:
   epochs = [(row['step'], row['epoch']) for row in rows if 'epoch' in row]
   per_step = epochs[-1][1] / epochs[-1][0] if epochs else 1
   known = {name for row in rows for name in row}
-  plots = {plot: ([name for name in names if name in known], title) for plot, (names, title) in CURVES.items()}
-  plots = {plot: shown for plot, shown in (plots | {'accuracy': (accuracies, 'accuracy, %')}).items() if shown[0]}
+  plots = CURVES | {'accuracy': ('accuracy, %', {name: name for name in accuracies})}
+  plots = {plot: (title, names) for plot, (title, names) in plots.items() if known & set(names.values())}
   drawn = {}
-  for i, (plot, (names, title)) in enumerate(plots.items()):
+  for i, (plot, (title, names)) in enumerate(plots.items()):
     drawn[plot], axis = _figure(3.4, 2.3)
-    for j, name in enumerate(names):
+    for j, (curve, name) in enumerate(names.items()):
       points = [(row['step'] * per_step, row[name]) for row in rows if name in row]
       mark = MARKS[j] if len(points) < 30 else ''
       axis.plot(
-        *zip(*points, strict=True), color=COLOURS[(i + j) % len(COLOURS)], marker=mark, markersize=4, label=name
+        *zip(*points, strict=True), color=COLOURS[(i + j) % len(COLOURS)], marker=mark, markersize=4, label=curve
       )
     axis.set(ylabel=title, xlabel='epoch', xlim=(0, None))
     if plot == 'accuracy' or len(names) > 1:

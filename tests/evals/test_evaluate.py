@@ -296,10 +296,7 @@ def test_measures_on_the_way_are_those_of_the_evaluation(tmp_path, capsys):
   assert 'uniformity' not in capsys.readouterr().out
   drawn = figures.training(records.read(tmp_path / 'run'))
   assert {'uniformity', 'entropy', 'gaps'} <= drawn.keys()
-  assert [text.get_text() for text in drawn['gaps'].axes[0].get_legend().get_texts()] == [
-    'projector/attracting_gap',
-    'projector/repelling_gap',
-  ]
+  assert [text.get_text() for text in drawn['gaps'].axes[0].get_legend().get_texts()] == ['attracting', 'repelling']
 
 
 def test_evaluations_see_the_centre_that_the_config_names(tmp_path):
