@@ -19,7 +19,7 @@ def get_config(arg=''):
   config.epochs = 200  # passes over the training images
   config.steps = 0  # train this many steps instead (0: the epochs decide)
   config.batch_size = 128  # images a step, over all devices
-  config.dtype = 'bfloat16'  # of the encoder's compute: bfloat16 or float32; all else is float32
+  config.dtype = 'bfloat16'  # of the network's compute: bfloat16 or float32; losses, statistics and weights are float32
 
   config.data = ConfigDict()
   config.data.source = 'tfds'  # tfds, arrays (.npz), folder (of images), embedded (drawn on the spot)
@@ -76,7 +76,7 @@ def get_config(arg=''):
 
   config.checkpoint = ConfigDict()
   config.checkpoint.every_minutes = 10.0  # one is also written at the end and at an interruption
-  config.checkpoint.every_steps = 0  # 0: the minutes decide alone
+  config.checkpoint.every_steps = 0  # at the end of the dispatch that they fall into; 0: the minutes decide alone
   config.checkpoint.keep = 2
 
   config.log = ConfigDict()

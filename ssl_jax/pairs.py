@@ -270,7 +270,7 @@ def check_block(block: int) -> None:
 
   >>> check_block(1024)
   """
-  require('block', block, lambda n: n >= 0 and n == int(n), 'give a number of queries, or 0 for all at once')
+  require('block', block, lambda n: isinstance(n, int) and n >= 0, 'give a number of queries, or 0 for all at once')
 
 
 def check_similarity(similarity: str) -> None:

@@ -12,6 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ssl_jax.checkpoint import write_text
 
+# What a summary keeps where nothing was trained any more.
+OF_TRAINING = ('seconds', 'device', 'jax', 'peak_memory_gib', 'broken_images_skipped')
+
 
 def read(workdir: pathlib.Path) -> list[dict]:
   """The rows of metrics.jsonl; a last line that an interruption cut short does not count."""
@@ -130,11 +133,12 @@ def sentence(when: str, results: Mapping[str, float]) -> str:
 
 
 def keep(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> None:
-  """Writes summary.json. Where nothing was trained any more, its `seconds` stay those of the process that did."""
+  """Writes summary.json. Where nothing was trained any more, time, machine and memory stay those of who did."""
   if jax.process_index() == 0:
     file = workdir / 'summary.json'
     if not trained and file.exists():
-      summary = {**summary, 'seconds': json.loads(file.read_text())['seconds']}
+      old = json.loads(file.read_text())
+      summary = {**summary, **{key: old[key] for key in OF_TRAINING if key in old}}
     write_text(file, json.dumps(summary, indent=2) + '\n')
 
 

@@ -50,7 +50,7 @@ class Run:
 
   @classmethod
   def read(cls, workdir: str | pathlib.Path) -> 'Run':
-    workdir = pathlib.Path(workdir)
+    workdir = pathlib.Path(workdir).expanduser()
     load = lambda name: json.loads((workdir / name).read_text()) if (workdir / name).exists() else {}
     arrays = {}
     if (workdir / 'evaluation.npz').exists():
@@ -65,10 +65,10 @@ class Run:
 
   @property
   def accuracies(self) -> dict[str, float]:
-    """Percentages, of the evaluation or, where there is none, of the end of training."""
-    from_ = self.evaluation or self.summary
-    kinds = ('knn', 'probe', 'linear', 'finetune')
-    return {k: v for k, v in from_.items() if k.startswith(kinds) and isinstance(v, float) and not k.endswith('_std')}
+    """Percentages, of the evaluation or, where there is none, of the end of training, as the probe's always are."""
+    found = {**{k: v for k, v in self.summary.items() if k == 'probe'}, **(self.evaluation or self.summary)}
+    kinds, others = ('knn', 'probe', 'linear', 'finetune'), ('_std', '_head', '_middle', '_tail')
+    return {k: v for k, v in found.items() if k.startswith(kinds) and isinstance(v, float) and not k.endswith(others)}
 
   @property
   def title(self) -> str:

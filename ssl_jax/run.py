@@ -191,6 +191,12 @@ def judged(config: ConfigDict) -> dict:
   return {**config.data.to_dict(), **another, **elsewhere, **changes}
 
 
+def fits(config: ConfigDict, source: sources.Source) -> bool:
+  """Whether the images of a source are to be in memory, and on the device."""
+  small = source.nbytes_decoded(stored_size(config)) <= ON_DEVICE_LIMIT
+  return {'yes': True, 'no': False, 'auto': small}[config.data.on_device]
+
+
 def _load(config, split, skipped, data=None, kept=None) -> tuple[sources.Source, bool]:
   """The source of a split, thinned by the rule `kept`, and whether it is in memory at its final size.
 
@@ -204,9 +210,11 @@ def _load(config, split, skipped, data=None, kept=None) -> tuple[sources.Source,
       raise
     raise ValueError(f'eval.data: {error}') from error
   if kept:
+    if source.labels is None:
+      name, held = config.imbalance.name, config.data[f'{split}_split']
+      raise ValueError(f'imbalance.name = {name!r} needs labels, and data.{split}_split = {held!r} has none: set none')
     source = source.subset(kept(source.labels))
-  fits = source.nbytes_decoded(size) <= ON_DEVICE_LIMIT
-  if {'yes': True, 'no': False, 'auto': fits}[config.data.on_device]:
+  if fits(config, source):
     images, labels = source.arrays(size)
     skipped[split] = source.skipped
     return sources.Arrays(images, labels, source.class_names), True
@@ -219,6 +227,9 @@ def augment_settings(config) -> tuple[dict, dict]:
   name = changes.pop('name')
   if name not in augment.PRESETS:
     raise ValueError(f'augment.name = {name!r} does not exist: {nearest(name, list(augment.PRESETS))}')
+  for section in ('augment', 'augment_other'):
+    if 'size' in config[section]:
+      raise ValueError(f'{section}.size = {config[section]["size"]!r} is not set here: set data.image_size')
   settings = augment.validate(augment.PRESETS[name] | changes)
   augment.validate(dict(config.augment_other), 'augment_other')
   return settings, settings | dict(config.augment_other)

@@ -90,7 +90,8 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
     epoch, in_epoch = divmod(step, run.steps_per_epoch)
     last = step == run.total_steps
     every = config.eval.every_epochs
-    steps_due = config.checkpoint.every_steps and step % config.checkpoint.every_steps == 0
+    often = config.checkpoint.every_steps
+    steps_due = often and step // often > (step - count) // often
     minutes_due = time.monotonic() - saved_at > 60 * config.checkpoint.every_minutes
     stopping, minutes_due = _agreed(step, count, stop.is_set(), minutes_due)
     if last:  # saved before it is judged, so that nothing is lost if that fails
@@ -159,12 +160,9 @@ def _calls(run: Run, step: int) -> Iterator[tuple[Callable, int]]:
 
 def _end_of_call(run: Run, step: int) -> int:
   """Calls end on a grid that does not depend on where a run began, so that a resumed run makes the same calls."""
-  config = run.config
   epoch_start = step - step % run.steps_per_epoch
   length = run.steps_per_call(run.steps_per_epoch)
   end = epoch_start + ((step - epoch_start) // length + 1) * length
-  if every := config.checkpoint.every_steps:
-    end = min(end, (step // every + 1) * every)
   return min(end, epoch_start + run.steps_per_epoch, run.total_steps)
 
 

@@ -306,6 +306,12 @@ def test_a_run_that_was_not_evaluated_still_has_a_page(runs, tmp_path):
   assert '<figure id="loss"' in text
 
 
+def test_the_probe_stays_beside_the_evaluation_and_thirds_have_their_own_table():
+  evaluation = {'knn5': 80.0, 'knn5_head': 90.0, 'knn5_middle': 80.0, 'knn5_tail': 70.0, 'linear_std': 0.1}
+  found = report.Run(pathlib.Path(), {}, {'knn5': 79.0, 'probe': 60.0}, evaluation, {}, [])
+  assert found.accuracies == {'probe': 60.0, 'knn5': 80.0}
+
+
 def test_nothing_to_report_is_refused_in_one_line(tmp_path):
   with pytest.raises(ValueError, match='holds no records: train or evaluate there first'):
     report.report(tmp_path)

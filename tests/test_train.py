@@ -166,6 +166,33 @@ def test_killed_and_resumed_is_bit_identical(reference, tmp_path, monkeypatch):
   chex.assert_trees_all_equal(other, state)
 
 
+def test_checkpoints_do_not_cut_the_steps_of_a_dispatch(tmp_path, monkeypatch):
+  """Each length would be compiled anew: 4, 3, 1, ... where there are 8 steps an epoch and 4 a dispatch."""
+  saved, lengths = [], []
+  chosen = tiny(tmp_path, **{'checkpoint.every_steps': 7, 'batch_size': 8, 'parallel.steps_per_call': 4})
+  save, calls = checkpoint.Checkpoints.save, train._calls
+  monkeypatch.setattr(
+    checkpoint.Checkpoints, 'save', lambda self, state, w: saved.append(int(state.step)) or save(self, state, w)
+  )
+
+  def watched(run, step):
+    for call, count in calls(run, step):
+      lengths.append(count)
+      yield call, count
+
+  monkeypatch.setattr(train, '_calls', watched)
+  train.train(chosen, tmp_path / 'run')
+  assert lengths == [4] * 5 and saved == [8, 16, 20]
+
+
+def test_a_finished_run_keeps_what_it_was_trained_with(reference, monkeypatch):
+  folder, summary, *_ = reference
+  monkeypatch.setattr(train, '_machine', lambda run: {'device': 'another', 'jax': '0', 'peak_memory_gib': 9.0})
+  train.train(tiny(folder), folder / 'run')
+  kept = json.loads((folder / 'run' / 'summary.json').read_text())
+  assert {key: kept[key] for key in records.OF_TRAINING[:4]} == {key: summary[key] for key in records.OF_TRAINING[:4]}
+
+
 def test_a_finished_run_is_not_trained_again(reference):
   folder, summary, losses, _ = reference
   chosen = tiny(folder)
@@ -322,6 +349,9 @@ def test_without_labels_training_works_and_knn_says_what_it_needs(tmp_path):
     ),
     ({'augment.crop': False, 'small_crops.number': 2}, 'small_crops.number = 2 needs random crops: set augment.crop'),
     ({'data.path': 'nowhere.npz'}, "data.path 'nowhere.npz' is not an .npz file"),
+    ({'augment.size': 8}, 'augment.size = 8 is not set here: set data.image_size'),
+    ({'augment_other': dict(size=8)}, 'augment_other.size = 8 is not set here: set data.image_size'),
+    ({'imbalance': dict(name='exponential_tail', ratio='a tenth')}, 'imbalance: '),
     (
       {'imbalance': dict(name='exponential_tail', ratio=0.1), 'batch_size': 16, 'eval.finetune': '5-shot'},
       "eval.finetune: labels: '5-shot', but class . has . training images",

@@ -31,7 +31,7 @@ SWEEP = Sweep(
     Column('knn200', 'kNN-200, %'),
     Column('linear', 'linear, %'),
     Column('seconds_per_epoch', 's/epoch'),
-    Column('peak_memory_gib', 'peak memory, GiB'),
+    Column('peak_memory_gib', 'peak memory, kNN too, GiB'),
   ),
   common={'epochs': 30, 'eval.every_epochs': 0},
   timed=True,

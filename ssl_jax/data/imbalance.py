@@ -99,7 +99,7 @@ def create(spec: Mapping) -> Callable[[np.ndarray], np.ndarray] | None:
   def rule(labels):
     try:
       return RULES[name](labels, **parameters)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
       raise ValueError(f'imbalance: {error}') from error
 
   return rule

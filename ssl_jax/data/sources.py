@@ -278,6 +278,10 @@ def _arrays(data, split):
         f' ({len(images)}), or leave it out'
       )
     labels = labels.astype(np.int32)
+    if class_names and labels.max() >= len(class_names):
+      raise ValueError(
+        f'class_names of {path} has {len(class_names)} names, and {prefix}_labels go to {labels.max()}: name each class'
+      )
   return Arrays(images, labels, class_names, data['broken'])
 
 

@@ -56,11 +56,13 @@ class Evaluator:
       except ValueError as error:
         raise ValueError(f'eval.finetune: {error}') from None
     self.run = run
-    self.apply = features.extractor(run.method, run.normalize, run.devices)
+    self._apply = functools.cache(lambda layers: features.extractor(run.method, run.normalize, run.devices, layers))
 
-  def spaces(self, state: State, *, views: bool = False) -> tuple[dict[str, judge.Space], judge.Labels]:
-    """Both layers' features of all images and, where asked for, of views of some; the state is on devices."""
-    return self._spaces(self._extract(*state.evaluated, views=views))
+  def spaces(
+    self, state: State, *, layers: tuple[str, ...] = features.LAYERS, views: bool = False
+  ) -> tuple[dict[str, judge.Space], judge.Labels]:
+    """Features of all images and, where asked for, of views of some; the state is on devices."""
+    return self._spaces(self._extract(*state.evaluated, layers=layers, views=views))
 
   def knn(self, state: State) -> dict[str, float]:
     """{'knn200': percent, ...}, 'probe' of a run that has one, and {'backbone/uniformity': ...} where it is asked for.
@@ -68,7 +70,9 @@ class Evaluator:
     The state is on devices.
     """
     choice, unreplicate = self.run.config.eval, self.run.devices.unreplicate
-    spaces, labels = self.spaces(state, views=choice.measures)
+    needed = {choice.features} | ({'backbone'} if self.run.probe else set())  # a projector may be wide
+    layers = features.LAYERS if choice.measures else tuple(sorted(needed))
+    spaces, labels = self.spaces(state, layers=layers, views=choice.measures)
     judged = spaces[choice.features]
     self.latest = judged.train, judged.test, labels.test  # for the picture
     found = self._accuracy(judged.train, labels.train, judged.test, labels.test)
@@ -111,11 +115,12 @@ class Evaluator:
     name = features.digest(settings, weights, self.run.known, self.run.test)
     return self._spaces(features.cached(folder, name, lambda: self._extract(*devices.replicate(weights), views=True)))
 
-  def _extract(self, params, stats, *, views: bool) -> dict[str, np.ndarray]:
+  def _extract(self, params, stats, *, layers=features.LAYERS, views: bool) -> dict[str, np.ndarray]:
     """{'train_backbone': [n, d], ..., 'train_labels': [n], ...} of training and test images and of views of some."""
     config, devices = self.run.config, self.run.devices
     size, whole = features.shown(config), config.eval.batch_size
-    parts = {'train': (self.apply, self.run.known, size, whole), 'test': (self.apply, self.run.test, size, whole)}
+    apply = self._apply(layers)
+    parts = {'train': (apply, self.run.known, size, whole), 'test': (apply, self.run.test, size, whole)}
     if views:
       few = whole // config.eval.views
       parts['views'] = (self._view, self._viewed, stored_size(config), few)
@@ -147,7 +152,8 @@ class Evaluator:
     viewed = 'views_labels' in arrays
     spaces = {
       layer: judge.Space(arrays[f'train_{layer}'], arrays[f'test_{layer}'], *(views(layer) if viewed else ()))
-      for layer in ('backbone', 'projector')
+      for layer in features.LAYERS
+      if f'train_{layer}' in arrays
     }
     labels = (arrays.get(f'{name}_labels') for name in ('train', 'test', 'views'))
     return spaces, judge.Labels(*labels, self.run.known.class_names)
@@ -265,9 +271,9 @@ def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:
 
   The results go to a workdir that holds no run.
   """
-  if (pathlib.Path(workdir) / 'config.json').exists():
+  if (pathlib.Path(workdir).expanduser() / 'config.json').exists():
     raise ValueError(f'--workdir={str(workdir)!r} holds a run: give another directory for the results of eval.file')
-  file = pathlib.Path(path)
+  file = pathlib.Path(path).expanduser()
   if not file.is_file() or not zipfile.is_zipfile(file):
     raise ValueError(f'eval.file = {str(path)!r} is not an .npz file: give one with {", ".join(KEYS)}')
   with np.load(file, allow_pickle=False) as stored:
@@ -279,6 +285,8 @@ def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:
     except sources.BROKEN_ARCHIVE as error:
       raise ValueError(f'eval.file = {str(path)!r} cannot be read ({error}): store plain numbers') from error
   workdir = checkpoint.writable(workdir)
+  if max(settings['k'], default=0) > len(train):
+    raise ValueError(f'eval.k = {settings["k"]} has more than the {len(train)} training features: lower it')
   name = settings['features']
   labels = judge.Labels(train_labels, test_labels)
   numbers, arrays = judge.judge({name: judge.Space(train, test)}, labels, settings)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -24,12 +24,16 @@ def shown(config: ConfigDict) -> int:
   return round(config.data.image_size / config.eval.crop)
 
 
-def extractor(method: Method, normalize: Callable, devices: Devices) -> Callable:
-  """(params, batch_stats, images uint8 [b, H, W, 3], positions [b]) -> features, mapped over the devices."""
+LAYERS = ('backbone', 'projector')
+
+
+def extractor(method: Method, normalize: Callable, devices: Devices, layers: Sequence[str] = LAYERS) -> Callable:
+  """(params, batch_stats, images uint8 [b, H, W, 3], positions [b]) -> features of `layers`, over the devices."""
 
   def apply(params, stats, images, positions):
     del positions  # only augmentation depends on them
-    return method.features(params, stats, jax.vmap(normalize)(images))
+    found = method.features(params, stats, jax.vmap(normalize)(images))
+    return {layer: found[layer] for layer in layers}
 
   return devices.map(apply, replicated=2, sharded=2, out='sharded')
 
@@ -110,7 +114,7 @@ def digest(settings: dict, weights, *data: sources.Source) -> str:
     items = np.asarray(source.items)
     found.update(str((items.shape, items.dtype)).encode())
     # The bytes of objects, such as the paths of a folder, would be their addresses.
-    found.update('\0'.join(map(str, items)).encode() if items.dtype == object else items.tobytes())
+    found.update('\0'.join(map(str, items)).encode() if items.dtype == object else np.ascontiguousarray(items))
     if source.labels is not None:
       found.update(np.ascontiguousarray(source.labels).tobytes())
   return found.hexdigest()

@@ -20,7 +20,7 @@ from ssl_jax.data import pipeline
 from ssl_jax.evals import check, features, linear
 from ssl_jax.evals.tally import classes_before, mean_and_spread
 from ssl_jax.parallel import AXIS
-from ssl_jax.run import Run, augments_of, host_batches, stored_size
+from ssl_jax.run import Run, augments_of, fits, host_batches, stored_size
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, scan_update
 
@@ -29,7 +29,7 @@ FULL = linear.Protocol('dystress A.2', 'sgd', 0.1, 128, 50, (30, 40), 0.1)
 
 # Which labels of the training images are used: all, a share of each class, or so many of each class.
 LABELS = {'all': None, '10%': 0.1, '1%': 0.01, '5-shot': 5}
-NOT_GEOMETRIC = ('jitter', 'grey', 'blur', 'solarize', 'cutout', 'rotation', 'noise')
+ALL_BUT_CROP_AND_FLIP = ('jitter', 'grey', 'blur', 'solarize', 'cutout', 'rotation', 'noise')
 
 
 def chosen_labels(labels: np.ndarray, which: str, seed: int) -> np.ndarray:
@@ -61,7 +61,7 @@ def _crops_and_flips(config: ConfigDict, on_device: bool = True):
   Where the images are not on the device, the host has cropped them.
   """
   plain = ConfigDict(config.to_dict())
-  plain.augment.update({name: 0.0 for name in NOT_GEOMETRIC})
+  plain.augment.update({name: 0.0 for name in ALL_BUT_CROP_AND_FLIP})
   plain.augment_other = {}
   augments, normalize, *_ = augments_of(plain, on_device)
   return augments[0], normalize
@@ -178,7 +178,7 @@ def _one_seed(run: Run, state: State, known, which, protocol, extracted, seed) -
 def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, seed) -> tuple[_Classifier, dict]:
   """The classifier, and its parameters and running statistics on the devices."""
   config, devices = run.config, run.devices
-  in_memory = features.ready(source, stored_size(config))
+  in_memory = features.ready(source, stored_size(config)) and fits(config, source)
   augment, _ = _crops_and_flips(config, in_memory)
   evaluated, statistics = state.evaluated
   encoder, stats = evaluated['network']['encoder'], statistics.get('encoder', {})

@@ -21,7 +21,6 @@ from ssl_jax.methods.swav import SwAV
 from ssl_jax.models import heads
 from ssl_jax.names import nearest
 
-NO_TEMPERATURE = temperature.Schedule(init=dict, at=lambda params, step: None)
 METHODS: dict[str, type[Method]] = {
   'simclr': SimCLR,
   'cmc': CMC,
@@ -81,7 +80,7 @@ def create(
   return kind(
     network=network,
     contrast=contrast,
-    temperature=NO_TEMPERATURE if tau is None else temperature.from_config(tau, **clock),
+    temperature=temperature.from_config(tau, **clock),
     plan=Plan(batch_size=batch_size, examples=examples or batch_size, views=config['views'], **clock),
     axis_name=axis_name,
     **spec,

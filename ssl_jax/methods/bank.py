@@ -30,7 +30,9 @@ class MemoryBank(Method):
   def __post_init__(self):
     with prefix('method'):
       require_momentum(momentum=self.momentum)
-      require('negatives', self.negatives, lambda n: n >= 0 and n == int(n), 'give a number, or 0 for the whole bank')
+      require(
+        'negatives', self.negatives, lambda n: isinstance(n, int) and n >= 0, 'give a whole number, or 0 for the bank'
+      )
       pairs.check_block(self.block)
 
   def init(self, key, images):

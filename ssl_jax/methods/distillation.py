@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ssl_jax import losses, temperature
 from ssl_jax.methods.momentum import Momentum
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, require_momentum
-from ssl_jax.temperature import prefix
+from ssl_jax.temperature import prefix, require
 
 
 def directions(views: int, targets: int) -> list[tuple[int, int]]:
@@ -77,6 +77,10 @@ class DINO(Momentum):
     super().__post_init__()
     with prefix('method'):
       require_momentum(centre_momentum=self.centre_momentum)
+      sharp = self.teacher_temperature
+      require('teacher_temperature', sharp, lambda tau: tau is not None, 'give a number or a schedule')
+      learned = temperature.is_mapping(sharp) and sharp.get('name') == 'learnable'
+      require('teacher_temperature', sharp, lambda _: not learned, 'a teacher does not learn: give a schedule')
     try:
       self._teacher_temperature(0)
     except ValueError as error:

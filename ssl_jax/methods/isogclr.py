@@ -61,6 +61,9 @@ class ISogCLR(Method):
   momentum: float = 0.1
 
   def __post_init__(self):
+    with prefix('loss'):
+      rho = getattr(self.contrast, 'keywords', {}).get('rho', 0.0)
+      require('rho', rho, lambda rho: rho >= 0, 'give a divergence of at least 0')
     with prefix('method'):
       require_momentum(momentum=self.momentum, tau_momentum=self.tau_momentum)
       require('tau_rate', self.tau_rate, lambda rate: 0 <= rate < float('inf'), 'give a rate of at least 0')

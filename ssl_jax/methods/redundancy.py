@@ -21,11 +21,12 @@ class Redundancy(Method):
     f.__name__: f for f in (losses.barlow_twins, losses.vicreg, losses.w_mse, losses.zero_cl, losses.arb)
   }
 
-  def __post_init__(self):
-    head = lambda: self.network.projector.init_with_output(jax.random.key(0), jnp.zeros((2, 8)), train=False)[0]
-    z = jax.ShapeDtypeStruct((self.plan.batch_size, jax.eval_shape(head).shape[1]), jnp.float32)
+  def init(self, key, images):
+    params, batch_stats, extra = super().init(key, images)
+    z = jax.ShapeDtypeStruct((self.plan.batch_size, self.width(params, batch_stats, images)), jnp.float32)
     with prefix('loss'):  # the loss checks its own arguments: it is enough to trace it
       jax.eval_shape(self.contrast, z, z)
+    return params, batch_stats, extra
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
     views, batch_stats = self.embed(params, batch_stats, inputs.views)

@@ -35,7 +35,9 @@ class SwAV(Method):
   def __post_init__(self):
     with prefix('method'):
       require_positive(epsilon=self.epsilon)
-      require('iterations', self.iterations, lambda n: n >= 1 and n == int(n), 'give a number of at least 1')
+      require(
+        'iterations', self.iterations, lambda n: isinstance(n, int) and n >= 1, 'give a whole number of at least 1'
+      )
     if self.queue:
       check_queue(self.queue, self.plan.batch_size)
 

@@ -71,7 +71,7 @@ class Prototypes(nn.Module):
     del train
     chex.assert_rank(x, 2)
     kernel = self.param('kernel', _LINEAR, (x.shape[-1], self.number))
-    return l2_normalize(x) @ l2_normalize(kernel, axis=0)
+    return jnp.matmul(l2_normalize(x), l2_normalize(kernel, axis=0), precision=jax.lax.Precision.HIGHEST)
 
 
 class DINOHead(nn.Module):

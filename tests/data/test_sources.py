@@ -246,6 +246,10 @@ def test_unusable_arrays_are_refused(tmp_path):
     (r'shape \(0, 8, 8, 3\)', dict(train_images=good[:0])),
     (r'train_labels of .* is int64 \(3,\); store one whole number', dict(train_images=good, train_labels=np.arange(3))),
     ('train_labels of .* is float64', dict(train_images=good, train_labels=np.zeros(2))),
+    (
+      'class_names of .* has 2 names, and train_labels go to 2: name each class',
+      dict(train_images=good, train_labels=np.arange(1, 3), class_names=np.array(['cat', 'dog'])),
+    ),
     ('it holds images, labels, not train_images', dict(images=good, labels=np.zeros(2))),
     ('pickled objects are refused', dict(train_images=np.array([good, None], object))),
   ]:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from configs import base
-from ssl_jax import config, figures, records, run, train
+from ssl_jax import config, figures, records, report, run, train
 from ssl_jax.data import contact_sheet
 from ssl_jax.evals import evaluate, features, judge, knn, linear, metrics
 from tests.test_train import tiny
@@ -137,10 +137,10 @@ def test_features_of_another_set_have_another_name(tmp_path, monkeypatch):
   told = []
   monkeypatch.setattr(features, 'digest', lambda settings, *given: told.append(settings['judged']) or 'name')
   monkeypatch.setattr(features, 'cached', lambda *given: {})
+  monkeypatch.setattr(evaluate.Evaluator, '_spaces', lambda self, arrays: arrays)
   for changes in ({}, {'eval.data': dict(name='other', path=tiny(tmp_path).data.path)}):
     prepared = run.prepare(tiny(tmp_path, **changes))
-    with pytest.raises(KeyError):  # there are no features
-      evaluate.Evaluator(prepared).all_features(prepared.initial_state(), tmp_path)
+    evaluate.Evaluator(prepared).all_features(prepared.initial_state(), tmp_path)
   assert [judged['name'] for judged in told] == ['tiny', 'other'] and 'path' not in told[0]
 
 
@@ -237,6 +237,17 @@ def test_other_weights_or_images_are_other_features(trained):
   assert len({name, *others}) == 5
 
 
+def test_the_home_of_the_user_is_understood(trained, tmp_path, monkeypatch):
+  workdir, *_ = trained
+  shutil.copytree(workdir, tmp_path / 'run')
+  monkeypatch.setenv('HOME', str(tmp_path))
+  path, _ = given(tmp_path)
+  with pytest.raises(ValueError, match='holds a run: give another directory'):
+    evaluate.evaluate(settings(**{'eval.file': f'~/{path.name}'}), '~/run')
+  assert 'knn5' in evaluate.evaluate(settings(**{'eval.file': f'~/{path.name}'}), '~/features')
+  assert report.Run.read('~/run').summary == json.loads((workdir / 'summary.json').read_text())
+
+
 def test_only_the_newest_features_are_kept(tmp_path):
   for name in ('a', 'b'):
     features.cached(tmp_path / 'features', name, lambda: {'x': np.arange(3)})
@@ -316,7 +327,7 @@ def test_evaluations_see_the_centre_that_the_config_names(tmp_path):
 def with_features(tmp_path, spaces, labels, **changes):
   """The evaluator of a run, with features of the images that are given instead of an encoder's."""
   evaluator = evaluate.Evaluator(run.prepare(tiny(tmp_path, **changes)))
-  evaluator.spaces = lambda state, views: (spaces, labels)
+  evaluator.spaces = lambda state, layers, views: ({layer: spaces[layer] for layer in layers}, labels)
   return evaluator
 
 
@@ -348,6 +359,24 @@ def layers(tmp_path, monkeypatch):
 
   monkeypatch.setattr(judge, 'judge', lambda *args, temperature: ({'temperature': temperature}, {}))
   return choose
+
+
+def test_on_the_way_only_what_is_looked_at_leaves_the_device(tmp_path, monkeypatch):
+  asked = []
+  monkeypatch.setattr(features, 'extractor', lambda method, normalize, devices, layers: asked.append(layers))
+  wanted = {
+    'backbone': {},
+    'projector': {'eval.features': 'projector'},
+    'backbone and projector': {'eval.features': 'projector', 'probe': 0.1},
+    'projector and backbone': {'eval.measures': True},
+  }
+  for changes in wanted.values():
+    evaluator = evaluate.Evaluator(run.prepare(tiny(tmp_path, **changes)))
+    with pytest.raises(TypeError):  # no extractor
+      evaluator.knn(evaluator.run.devices.replicate(evaluator.run.initial_state()))
+  assert [' and '.join(sorted(layers)) for layers in asked] == [
+    ' and '.join(sorted(key.split(' and '))) for key in wanted
+  ]
 
 
 @pytest.mark.parametrize('layer', ['backbone', 'projector'])
@@ -443,7 +472,7 @@ def test_the_map_is_the_principal_components():
     ({'train_features': np.full((60, 5), np.nan, np.float32)}, {}, 'holds NaN or infinity'),
     ({'train_features': np.full((60, 5), 1e30, np.float32)}, {}, 'rows longer than float32 can tell'),
     ({'train_features': np.full((60, 5), 'a', object)}, {}, r'given.npz. cannot be read \(Object arrays'),
-    ({}, {'eval.k': (61,)}, 'k: 61, expected 1 to 60, the number of examples in the bank'),
+    ({}, {'eval.k': (61,)}, r'eval.k = \(61,\) has more than the 60 training features: lower it'),
   ],
 )
 def test_features_that_cannot_be_judged_are_refused_in_one_line(tmp_path, changes, chosen, message):

@@ -58,6 +58,8 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
     ({'method': dict(name='moco', predictor=dict(name='byol'))}, "method.predictor = .* is no parameter of 'moco'"),
     ({'method': dict(name='moco_v3', predictor=dict(name='bylo'))}, "'bylo' does not exist: did you mean 'byol'"),
     ({'method': dict(name='memory_bank', negatives=-1)}, 'method.negatives = -1 is out of range'),
+    ({'method': dict(name='memory_bank', negatives=100.0)}, 'method.negatives = 100.0 is out of range: give a whole'),
+    ({'method': dict(name='simclr', block=8.0)}, 'method.block = 8.0 is out of range'),
     ({'method': dict(name='simclr', block=-1)}, 'method.block = -1 is out of range: give a number of queries, or 0'),
     (
       {'method': dict(name='simclr', block=64, by_view_pair=True)},
@@ -118,6 +120,27 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
       {'method': dict(name='dino', teacher_temperature=dict(name='linear', start=1)), 'loss': dict(name='dino')},
       'method.teacher_temperature',
     ),
+    (
+      {'method': dict(name='dino', teacher_temperature=dict(name='learnable', tau=0.1)), 'loss': dict(name='dino')},
+      'method.teacher_temperature = .* is out of range: a teacher does not learn: give a schedule',
+    ),
+    (
+      {'method': dict(name='dino', teacher_temperature=None), 'loss': dict(name='dino')},
+      'method.teacher_temperature = None is out of range',
+    ),
+    (
+      {'method': dict(name='isogclr'), 'loss': dict(name='robust_contrastive', rho=-5), 'temperature': NONE},
+      'loss.rho = -5 is out of range: give a divergence of at least 0',
+    ),
+    (
+      {
+        'method': dict(name='redundancy'),
+        'projector': dict(name='barlow_twins', features=(64, None)),
+        'loss': dict(name='arb', groups=96),
+        'temperature': NONE,
+      },
+      'loss.groups = 96 is out of range: give a divisor of D = 512',
+    ),
     ({'method': dict(name='dino', centre_momentum=1.0), 'loss': dict(name='dino')}, 'method.centre_momentum = 1.0'),
     ({'ema': 1.0}, 'ema = 1.0 must be below 1'),
     ({'small_crops.scale': (0.5, 0.1)}, r'small_crops.scale = \(0.5, 0.1\) must be 0 < low <= high <= 1'),
@@ -125,7 +148,7 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
 )
 def test_a_wrong_method_is_refused_in_one_line(changes, message):
   with pytest.raises(ValueError, match=message) as error:
-    create(changes)
+    jax.eval_shape(create(changes).init, jax.random.key(0), jnp.zeros((2, 32, 32, 3)))
   assert '\n' not in str(error.value)
 
 
