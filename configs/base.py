@@ -41,7 +41,7 @@ def get_config(arg=''):
   config.augment_other = dict()  # what to change in it for every second view (asymmetric views)
 
   config.small_crops = ConfigDict()  # multi-crop: further views of an image, small in pixels and in what they show
-  config.small_crops.number = 0  # of each image (needs data.on_device)
+  config.small_crops.number = 0  # of each image
   config.small_crops.size = 16  # pixels a side
   config.small_crops.scale = (0.05, 0.14)  # area of the crop, of the image's; augment.crop_scale is for the others
 

@@ -75,6 +75,22 @@ VARIANTS = {
     'projector': dict(name='vicreg'),
     'loss': dict(name='vicreg'),
   },
+  # With multi_crop: Caron et al. 2020, for a batch of 256, and Caron et al. 2021, for a ResNet-50.
+  'swav': {
+    'method': dict(name='swav', queue=3840, queue_epochs=15),
+    'projector': dict(name='swav'),
+    'loss': dict(name='swav'),
+    'temperature': dict(name='constant', tau=0.1),
+    'optimizer': dict(scaling='linear', learning_rate=0.6),
+  },
+  'dino': {
+    'method': dict(name='dino', teacher_temperature=dict(name='linear_schedule', start=0.04, end=0.07, epochs=50)),
+    'projector': dict(name='dino', prototypes=60_000, batch_norm='hidden'),
+    'loss': dict(name='dino'),
+    'temperature': dict(name='constant', tau=0.1),
+    'optimizer': dict(name='sgd', scaling='linear', learning_rate=0.03, weight_decay=1e-4),
+  },
+  'multi_crop': {'small_crops': dict(number=6, size=96, scale=(0.05, 0.14)), 'augment.crop_scale': (0.14, 1.0)},
   # supervised A.3: NT-Xent, and the balanced loss.
   'nt_xent': {**SUPERVISED, 'temperature': dict(name='constant', tau=0.5)},
   'balanced': {**SUPERVISED, 'loss': dict(name='balanced', alpha=4.0, lam=2.0), 'temperature': NONE},

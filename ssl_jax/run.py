@@ -89,8 +89,8 @@ class Run:
   def host_batches(self, start_step: int):
     """Batches from host workers: this process's part of each, decoded and cropped."""
     config = self.config
-    steps = dict(start_step=start_step, total_steps=self.total_steps)
-    return host_batches(config, self.train, config.seed, config.batch_size, views=config.views, **steps)
+    settings = dict(small=config.small_crops.number, start_step=start_step, total_steps=self.total_steps)
+    return host_batches(config, self.train, config.seed, config.batch_size, views=config.views, **settings)
 
 
 def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -> Run:
@@ -120,9 +120,6 @@ def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -
   steps_per_epoch = max(len(train) // config.batch_size, 1)
   lengths = dict(steps_per_epoch=steps_per_epoch, total_steps=config.steps or config.epochs * steps_per_epoch)
   rate = optim.rate(config.optimizer, batch_size=config.batch_size, **lengths)
-  if config.small_crops.number and not on_device:
-    number = config.small_crops.number
-    raise ValueError(f'small_crops.number = {number} needs the images on the device: set data.on_device=yes, or 0')
   if config.probe and train.labels is None:
     raise ValueError(f'probe = {config.probe} needs labels, and data.train_split has none: set probe=0')
   augments, normalize, denormalize = augments_of(config, on_device)
@@ -235,18 +232,24 @@ def augment_settings(config) -> tuple[dict, dict]:
   return settings, settings | dict(config.augment_other)
 
 
-def host_batches(config, source, seed: int, batch_size: int, *, views: int, total_steps: int, start_step: int = 0):
-  """This process's part of each batch of a source, decoded by the host and cropped for so many views."""
+def host_batches(
+  config, source, seed: int, batch_size: int, *, views: int, small: int = 0, total_steps: int, start_step: int = 0
+):
+  """This process's part of each batch of a source, decoded by the host and cropped for so many views and small ones."""
   both = augment_settings(config)
-  crops = [pipeline.Crop(s['crop_scale'], s['crop_ratio'], s['interpolation']) if s['crop'] else None for s in both]
+  first, other = (
+    pipeline.Crop(config.data.image_size, s['crop_scale'] if s['crop'] else None, s['crop_ratio'], s['interpolation'])
+    for s in both
+  )
+  crops = [other if v % 2 else first for v in range(views)]
+  crops += [first._replace(size=config.small_crops.size, scale=config.small_crops.scale)] * small
   return pipeline.batches(
     source,
     seed=seed,
     batch_size=batch_size,
     start_step=start_step,
     total_steps=total_steps,
-    size=config.data.image_size,
-    crops=[crops[v % 2] for v in range(views)],
+    crops=crops,
     num_workers=config.data.workers,
     process_index=jax.process_index(),
     process_count=jax.process_count(),

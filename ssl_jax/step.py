@@ -32,10 +32,12 @@ def step_key(seed: int, step: jax.Array) -> jax.Array:
 def make_views(augments: list[Augment], keys: jax.Array, images: Images) -> tuple[jax.Array, ...]:
   """A view an augmentation, each [b, h, w, C].
 
-  Images are [b, H, W, C] or, cropped on the host, [b, V, H, W, C] or V of [b, h, w, C], each of its own size.
+  Images are [b, H, W, C] or, cropped on the host, groups of views of one size, each group [b, V, h, w, C].
   """
-  if not isinstance(images, tuple):
-    images = [images[:, v] if images.ndim == 5 else images for v in range(len(augments))]
+  if isinstance(images, tuple):
+    images = [group[:, v] for group in images for v in range(group.shape[1])]
+  else:
+    images = [images] * len(augments)
   views = []
   for v, augment in enumerate(augments):
     view_keys = jax.vmap(lambda key, v=v: jax.random.fold_in(key, v))(keys)

@@ -51,23 +51,40 @@ def test_a_mistake_in_the_other_augmentation_is_named(tmp_path):
     run.prepare(tiny(tmp_path, augment_other=dict(solarise=0.1)))
 
 
+def areas(view):
+  """The share of the image's area that each crop shows, by the slope of the ramps in its middle."""
+  n, middle = view.shape[1], view.shape[1] // 2
+  width = view[:, middle, middle, 0] - view[:, middle, middle - 1, 0]
+  height = view[:, middle, middle, 1] - view[:, middle - 1, middle, 1]
+  return width * height * (n * 255 / 240) ** 2
+
+
 def test_small_crops_are_small_in_pixels_and_in_area(tmp_path):
   ramp = np.broadcast_to(4 * np.arange(60), (60, 60))
   image = np.stack([ramp, ramp.T, ramp], axis=2).astype(np.uint8)
   changes = dict(augment=dict(name='none', crop=True, crop_scale=(0.4, 0.9)), small_crops=dict(number=2, size=6))
   found = views(tmp_path, image, 32, **changes, **{'small_crops.scale': (0.05, 0.14)})
   assert [view.shape for view in found] == [(32, 12, 12, 3)] * 2 + [(32, 6, 6, 3)] * 2
-
-  def areas(view):
-    """The share of the image's area that each crop shows, by the slope of the ramps in its middle."""
-    n, middle = view.shape[1], view.shape[1] // 2
-    width = view[:, middle, middle, 0] - view[:, middle, middle - 1, 0]
-    height = view[:, middle, middle, 1] - view[:, middle - 1, middle, 1]
-    return width * height * (n * 255 / 240) ** 2
-
   for view, (low, high) in zip(found, [(0.4, 0.9)] * 2 + [(0.05, 0.14)] * 2, strict=True):
     assert (areas(view) > 0.9 * low).all() and (areas(view) < 1.1 * high).all()
     assert np.ptp(areas(view)) > (high - low) / 2
+
+
+def test_small_crops_of_the_host_are_those_of_the_device(tmp_path):
+  """In size and in area; both start from the same ramps."""
+  ramp = np.broadcast_to(4 * np.arange(60), (60, 60))
+  images = np.repeat(np.stack([ramp, ramp.T, ramp], axis=2).astype(np.uint8)[None], 32, axis=0)
+  np.savez(tmp_path / 'ramps.npz', train_images=images, test_images=images)
+  crops = dict(augment=dict(name='none', crop=True, crop_scale=(0.4, 0.9)), small_crops=dict(number=2, size=6))
+  changes = {'data.path': str(tmp_path / 'ramps.npz'), 'data.on_device': 'no', 'small_crops.scale': (0.05, 0.14)}
+  with contextlib.closing(run.prepare(tiny(tmp_path, **crops, **changes)).host_batches(0)) as batches:
+    large, small = next(batches)['images']
+  assert large.shape == (32, 2, 12, 12, 3) and small.shape == (32, 2, 6, 6, 3)
+  for group, (low, high) in ((large, (0.4, 0.9)), (small, (0.05, 0.14))):
+    group = group.reshape(-1, *group.shape[2:])
+    for view in (group[::2], group[1::2]):
+      assert (areas(view / 255) > 0.85 * low).all() and (areas(view / 255) < 1.15 * high).all()
+      assert np.ptp(areas(view / 255)) > (high - low) / 2
 
 
 def test_host_batches_are_cropped_as_each_view_asks(tmp_path):
@@ -75,6 +92,6 @@ def test_host_batches_are_cropped_as_each_view_asks(tmp_path):
   prepared = run.prepare(tiny(tmp_path, augment=dict(name='none'), augment_other=small, **{'data.on_device': 'no'}))
   with contextlib.closing(prepared.host_batches(0)) as batches:
     batch = next(batches)
-  whole = prepared.train.items[batch['index']]
-  np.testing.assert_array_equal(batch['images'][:, 0], whole)
-  assert (batch['images'][:, 1] != whole).any(axis=(1, 2, 3)).all()
+  whole, (images,) = prepared.train.items[batch['index']], batch['images']
+  np.testing.assert_array_equal(images[:, 0], whole)
+  assert (images[:, 1] != whole).any(axis=(1, 2, 3)).all()

@@ -1,4 +1,4 @@
-"""Host batches for images that do not fit on the device: decode once, crop V views, let grain fetch ahead.
+"""Host batches for images that do not fit on the device: decode once, crop all views, let grain fetch ahead.
 
 Batch t is a pure function of (seed, t): the order of an epoch follows from (seed, epoch), the crops of an image from
 (seed, step, slot), where the slot is its place in the global batch. So a resumed run starts at its step, and any number
@@ -8,6 +8,7 @@ of workers and processes gives the same batches.
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 import multiprocessing
 import os
@@ -34,14 +35,12 @@ def order(seed, epoch, n):
 
 
 class Crop(NamedTuple):
-  """A random resized crop."""
+  """A random resized crop, to a square of `size` pixels."""
 
-  scale: tuple[float, float] = (0.08, 1.0)
+  size: int
+  scale: tuple[float, float] | None = (0.08, 1.0)  # None: the centre square
   ratio: tuple[float, float] = (3 / 4, 4 / 3)
   interpolation: str = 'bilinear'
-
-
-TWO_CROPS = (Crop(), Crop())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +52,11 @@ class Loader:
   batch_size: int
   first: int
   local: int
-  crops: tuple[Crop | None, ...]  # one a view; None: the centre square
-  size: int
+  crops: tuple[Crop, ...]  # one a view, those of one size beside each other
   threads: int
 
   def __call__(self, step):
-    """-> images uint8 [b, V, S, S, 3]; index int32 [b], the position in the data; slot int32 [b]; broken int32 [b].
+    """-> images, for each size uint8 [b, V, S, S, 3]; index int32 [b], the position in the data; broken int32 [b].
 
     `broken` is the position of a broken image whose place another one took, -1 elsewhere; `index` is that of the image
     that was read.
@@ -66,13 +64,16 @@ class Loader:
     epoch, batch = divmod(step, len(self.source) // self.batch_size)
     slots = np.arange(self.first, self.first + self.local)
     wanted = order(self.seed, epoch, len(self.source))[batch * self.batch_size + slots]
-    images = np.empty((self.local, len(self.crops), self.size, self.size, 3), np.uint8)
+    groups = [(size, len(list(views))) for size, views in itertools.groupby(crop.size for crop in self.crops)]
+    images = tuple(np.empty((self.local, views, size, size, 3), np.uint8) for size, views in groups)
     index = np.empty(self.local, np.int32)
 
     def fill(k):
       rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(step, int(slots[k]))))
       uniforms = rng.random((len(self.crops), augment.CROP_DRAWS))
-      images[k], index[k] = self.source.first_readable(int(wanted[k]), lambda image: self._crop(image, uniforms))
+      views, index[k] = self.source.first_readable(int(wanted[k]), lambda image: self._crop(image, uniforms))
+      for place, view in zip((place for group in images for place in group[k]), views, strict=True):
+        place[:] = view
 
     if self.threads > 1:
       with ThreadPoolExecutor(self.threads) as pool:
@@ -81,17 +82,17 @@ class Loader:
       for k in range(self.local):
         fill(k)
     broken = np.where(index == wanted, -1, wanted).astype(np.int32)
-    return dict(images=images, index=index, slot=slots.astype(np.int32), broken=broken)
+    return dict(images=images, index=index, broken=broken)
 
   def _crop(self, image, uniforms):
-    """A crop of one image for each view, Pillow's crop and resize.  -> uint8 [V, S, S, 3]"""
+    """A crop of one image for each view, Pillow's crop and resize.  -> V of uint8 [S, S, 3]"""
     width, height = image.size
     boxes = []
     for crop, u in zip(self.crops, uniforms, strict=True):
-      box = augment.sample_crop(u, height, width, crop.scale, crop.ratio) if crop else augment.center_box(height, width)
-      boxes.append([int(x) for x in box])
+      random = crop.scale and augment.sample_crop(u, height, width, crop.scale, crop.ratio)
+      boxes.append([int(x) for x in random or augment.center_box(height, width)])
     # A JPEG can be decoded at 1/2, 1/4 or 1/8: done where every crop still has twice the pixels that it needs.
-    surplus = min(min(h, w) for _, _, h, w in boxes) // (2 * self.size)
+    surplus = min(min(h, w) // (2 * crop.size) for crop, (_, _, h, w) in zip(self.crops, boxes, strict=True))
     if surplus >= 2:
       image.draft('RGB', (width // surplus, height // surplus))
     image = sources.rgb(image)
@@ -99,9 +100,9 @@ class Loader:
     views = []
     for crop, (top, left, h, w) in zip(self.crops, boxes, strict=True):
       part = image.crop((round(left * x), round(top * y), round((left + w) * x), round((top + h) * y)))
-      kernel = Image.Resampling[crop.interpolation.upper() if crop else 'BILINEAR']
-      views.append(np.asarray(part.resize((self.size, self.size), kernel)))
-    return np.stack(views)
+      kernel = Image.Resampling[crop.interpolation.upper()]
+      views.append(np.asarray(part.resize((crop.size, crop.size), kernel)))
+    return views
 
 
 def batches(
@@ -110,9 +111,8 @@ def batches(
   seed,
   batch_size,
   total_steps,
-  size,
+  crops,
   start_step=0,
-  crops=TWO_CROPS,
   num_workers=0,
   process_index=0,
   process_count=1,
@@ -131,12 +131,12 @@ def batches(
     raise ValueError(f'batch_size {batch_size} is not divisible by the {process_count} processes; change one of them')
   local = batch_size // process_count
   threads = 1 if num_workers else os.cpu_count()
-  loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), size, threads)
+  loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), threads)
   steps = grain.MapDataset.range(start_step, total_steps).map(loader)
   if not num_workers:
     return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
   _accept_flags()
-  _check_shared_memory(num_workers, 3 * local * len(crops) * size * size * 3)
+  _check_shared_memory(num_workers, 3 * local * sum(3 * crop.size**2 for crop in crops))
   steps = steps.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
   return iter(steps.mp_prefetch(grain.MultiprocessingOptions(num_workers, per_worker_buffer_size=1), _start_worker))
 

@@ -250,7 +250,7 @@ def _host_epochs(run: Run, source, update, batch, epochs, seed):
   one = _in_turn(devices.map(update, replicated=1, sharded=2, donate=(0,)))
   host = host_batches(run.config, source, seed, batch, views=1, total_steps=epochs * steps)
   with contextlib.closing(host):
-    ahead = pipeline.prefetch(host, lambda read: devices.shard((read['images'][:, 0], read['index'])))
+    ahead = pipeline.prefetch(host, lambda read: devices.shard((read['images'][0][:, 0], read['index'])))
 
     def train(state, epoch):
       del epoch  # the batches come in its order

@@ -27,10 +27,19 @@ def source(n=10):
   return sources.Arrays(np.stack([coordinates(k) for k in range(n)]))
 
 
+CROP = pipeline.Crop(16)
+
+
+def single(groups):
+  (images,) = groups
+  return np.array(images)
+
+
 def collect(data, **settings):
-  settings = dict(seed=3, batch_size=4, total_steps=5, size=16) | settings
+  """The batches, of views of one size."""
+  settings = dict(seed=3, batch_size=4, total_steps=5, crops=[CROP] * 2) | settings
   with contextlib.closing(pipeline.batches(data, **settings)) as iterator:
-    return [{key: np.array(value) for key, value in batch.items()} for batch in iterator]
+    return [{**batch, 'images': single(batch['images'])} for batch in iterator]
 
 
 def assert_same(left, right):
@@ -58,14 +67,13 @@ def test_an_epoch_visits_images_in_order_and_drops_the_last_few():
   for batch in batches:
     assert batch['images'].shape == (4, 2, 16, 16, 3) and batch['images'].dtype == np.uint8
     assert batch['index'].dtype == np.int32 and (batch['broken'] == -1).all()
-    np.testing.assert_array_equal(batch['slot'], np.arange(4))
     np.testing.assert_array_equal(
       batch['images'][..., 2], np.broadcast_to(batch['index'][:, None, None, None], (4, 2, 16, 16))
     )
 
 
 def test_crops_are_pillow_s_of_the_sampled_boxes():
-  batch = collect(source(), total_steps=2, crops=3 * (pipeline.Crop(),))[1]
+  batch = collect(source(), total_steps=2, crops=[CROP] * 3)[1]
   for slot in range(4):
     rng = np.random.default_rng(np.random.SeedSequence(3, spawn_key=(1, slot)))
     for view, uniforms in enumerate(rng.random((3, augment.CROP_DRAWS))):
@@ -76,7 +84,7 @@ def test_crops_are_pillow_s_of_the_sampled_boxes():
 
 
 def test_crops_have_the_area_and_the_ratio_that_were_asked_for():
-  batches = collect(source(), total_steps=40, batch_size=8, crops=2 * [pipeline.Crop((0.2, 0.5), (0.5, 2.0))])
+  batches = collect(source(), total_steps=40, batch_size=8, crops=2 * [pipeline.Crop(16, (0.2, 0.5), (0.5, 2.0))])
   images = np.concatenate([batch['images'] for batch in batches]).reshape(-1, 16, 16, 3).astype(float)
   # A column is the mean of width / 16 columns of the image: from the first to the last it covers 15/16 of the width.
   width = (images[:, 8, -1, 0] - images[:, 8, 0, 0]) * 16 / 15
@@ -91,14 +99,16 @@ def test_crops_have_the_area_and_the_ratio_that_were_asked_for():
 
 def test_the_whole_image_is_a_crop_too():
   data = sources.Arrays(np.random.default_rng(0).integers(0, 256, (4, 16, 16, 3), np.uint8))
-  batch = collect(data, total_steps=1, crops=[pipeline.Crop((1.0, 1.0), (1.0, 1.0)), None])[0]
+  batch = collect(data, total_steps=1, crops=[pipeline.Crop(16, (1.0, 1.0), (1.0, 1.0)), pipeline.Crop(16, None)])[0]
   for view in range(2):
     np.testing.assert_array_equal(batch['images'][:, view], data.items[batch['index']])
 
 
 def test_each_view_has_its_own_crop():
-  small = pipeline.Crop((0.05, 0.05), (1.0, 1.0), 'bicubic')
-  batch = collect(source(), total_steps=1, crops=[pipeline.Crop((1.0, 1.0), (4 / 3, 4 / 3)), small, None])[0]
+  small = pipeline.Crop(16, (0.05, 0.05), (1.0, 1.0), 'bicubic')
+  batch = collect(
+    source(), total_steps=1, crops=[pipeline.Crop(16, (1.0, 1.0), (4 / 3, 4 / 3)), small, CROP._replace(scale=None)]
+  )[0]
   width = (batch['images'][:, :, 8, -1, 0].astype(float) - batch['images'][:, :, 8, 0, 0]) * 16 / 15
   np.testing.assert_allclose(width, np.broadcast_to([80, np.sqrt(0.05 * 60 * 80), 60], (4, 3)), atol=2.5)
   rng = np.random.default_rng(np.random.SeedSequence(3, spawn_key=(0, 0)))
@@ -132,13 +142,13 @@ def test_processes_share_the_global_batch():
 def test_workers_give_the_same_batches_and_arrays_that_a_device_takes():
   data = source()
   with contextlib.closing(
-    pipeline.batches(data, seed=3, batch_size=4, total_steps=7, size=16, num_workers=2)
+    pipeline.batches(data, seed=3, batch_size=4, total_steps=7, crops=[CROP] * 2, num_workers=2)
   ) as iterator:
     put = lambda batch: jax.device_put({key: batch[key] for key in ('images', 'index')})
     on_device = list(pipeline.prefetch(iterator, put))
   # Read back only now: the shared memory of the first batches must not have been given back.
   for batch, expected in zip(on_device, collect(data, total_steps=7), strict=True):
-    np.testing.assert_array_equal(np.asarray(batch['images']), expected['images'])
+    np.testing.assert_array_equal(single(batch['images']), expected['images'])
     np.testing.assert_array_equal(np.asarray(batch['index']), expected['index'])
 
 
@@ -178,7 +188,7 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_and_stays_close(tmp_path, monkeyp
 
   def crops(size, decode):
     monkeypatch.setattr(JpegImagePlugin.JpegImageFile, 'draft', decode)
-    settings = dict(batch_size=1, total_steps=1, size=size, crops=4 * [pipeline.Crop()])
+    settings = dict(batch_size=1, total_steps=1, crops=4 * [pipeline.Crop(size)])
     return collect(sources.load(data, 'train'), **settings)[0]['images'].astype(int)
 
   def recorded(image, *arguments):
@@ -221,7 +231,7 @@ from ssl_jax.data import pipeline, sources
 
 def main(argv):
   data = sources.Arrays(np.zeros((8, 32, 32, 3), np.uint8))
-  settings = dict(seed=0, batch_size=4, total_steps=10**6, size=16, num_workers=2)
+  settings = dict(seed=0, batch_size=4, total_steps=10**6, crops=[pipeline.Crop(16)] * 2, num_workers=2)
   with contextlib.closing(pipeline.batches(data, **settings)) as iterator:
     next(iterator), next(iterator)
     print('ready', flush=True)
@@ -280,7 +290,7 @@ def test_photographs_of_many_shapes():
     source='folder', path=f'{REAL}/imagewoof', train_split='train', test_split='val', classes='', broken='error'
   )
   data = sources.load(data, 'train')
-  batches = collect(data, batch_size=50, total_steps=4, size=96)
+  batches = collect(data, batch_size=50, total_steps=4, crops=[pipeline.Crop(96)] * 2)
   assert np.array_equal(np.sort(np.concatenate([batch['index'] for batch in batches])), np.arange(200))
   # Two views of one photograph are more alike in mean colour than views of two photographs.
   colour = np.concatenate([batch['images'].mean((2, 3)) for batch in batches])

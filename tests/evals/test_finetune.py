@@ -102,7 +102,8 @@ def test_the_host_crops_from_the_images_as_they_are_stored(tmp_path, monkeypatch
   assert finetune.finetune(prepared, prepared.initial_state(), protocol=SHORT)['top1'] > 60
   ((source, settings),) = asked
   assert source.items.shape == (64, 12, 12, 3)
-  assert settings['size'] == 8 and settings['crops'][0].scale == (0.4, 0.9) and len(settings['crops']) == 1
+  (crop,) = settings['crops']
+  assert (crop.size, crop.scale) == (8, (0.4, 0.9))
 
 
 def test_what_the_host_has_cropped_is_not_cropped_again(tmp_path, monkeypatch):

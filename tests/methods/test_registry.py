@@ -152,10 +152,17 @@ def test_a_wrong_method_is_refused_in_one_line(changes, message):
   assert '\n' not in str(error.value)
 
 
-def test_small_crops_need_the_images_on_the_device(tmp_path):
-  chosen = tiny(tmp_path, **{'small_crops.number': 2, 'data.on_device': 'no'})
-  with pytest.raises(ValueError, match=r'small_crops.number = 2 needs the images on the device'):
-    train.train(chosen, tmp_path / 'run')
+@pytest.mark.parametrize('kind', ['pmap', 'shard_map'])
+def test_the_host_crops_small_views_too(tmp_path, kind):
+  changes = {'small_crops': dict(number=2, size=6), 'data.on_device': 'no', 'steps': 4, 'eval.k': ()}
+  whole, parts = (
+    tiny(tmp_path, **changes, **{'parallel.devices': n, 'parallel.map': kind, 'data.workers': n - 1}) for n in (1, 2)
+  )
+  for chosen, name in ((whole, 'whole'), (parts, 'parts')):
+    train.train(chosen, tmp_path / name)
+  (losses, _), (other, _) = final(tmp_path / 'whole', whole), final(tmp_path / 'parts', parts)
+  assert len(losses) == 4
+  np.testing.assert_allclose(other, losses, rtol=1e-5)
 
 
 def test_the_method_of_contributing_trains_and_resumes(tmp_path, monkeypatch):
