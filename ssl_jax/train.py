@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import gc
 import math
 import signal
 import sys
@@ -56,6 +57,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     stop = stack.enter_context(_stop_requests())
     on_the_way = evaluator if config.eval.k or run.probe else None
     state, results = _loop(run, state, on_the_way, checkpoints, rows, progress, stop)
+  gc.collect()  # batches of workers, in shared memory and in cycles: Python would warn of them at its end
   summary = {
     **results,
     'images': len(run.train),
