@@ -50,7 +50,7 @@ def get_config(arg=''):
   config.method = dict(name='simclr')  # named: a method of ssl_jax/methods
   config.loss = dict(name='info_nce')  # named: a loss of ssl_jax/losses
   config.temperature = dict(name='constant', tau=0.2)  # named: ssl_jax/temperature.py; none for a loss without one
-  config.init = ''  # a .safetensors file of the encoder to start from: of --mode=export, or with torchvision's names
+  config.init = ''  # a .safetensors file (of --mode=export, or torchvision's) to start from or to judge; or random
   config.ema = 0.0  # above 0, such as 0.999: evaluations use the average of the weights with this decay
   config.probe = 0.0  # above 0, such as 0.001: a linear classifier learns beside the encoder, at this rate of Adam
 

@@ -107,7 +107,8 @@ def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -
       f'batch_size = {config.batch_size} does not divide over {count} devices: try {near}, or parallel.devices'
     )
   encoder = try_network(config)  # a mistake is told before the data is read
-  start = weights.load(config.init, encoder, config.data.image_size) if config.init and not resumed else None
+  given = config.init not in ('', 'random') and not resumed
+  start = weights.load(config.init, encoder, config.data.image_size) if given else None
   augments_of(config, on_device=True)
   judged(config)
   kept = imbalance.create(config.imbalance)

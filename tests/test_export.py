@@ -321,6 +321,16 @@ def test_a_file_is_judged_as_it_is(saved, starting, tmp_path):
   assert {'step': 0, **expected}.items() <= records.read(tmp_path / 'run')[0].items()
 
 
+def test_an_untrained_encoder_is_judged(starting, tmp_path):
+  starting.init = 'random'
+  prepared = run.prepare(starting)
+  evaluator = evaluate.Evaluator(prepared)
+  expected = evaluator.knn(prepared.devices.replicate(prepared.initial_state()))
+  results = evaluate.evaluate(starting, tmp_path / 'untrained')
+  assert {'step': 0, **expected}.items() <= results.items()
+  assert 'similarities_TP' in np.load(tmp_path / 'untrained' / 'evaluation.npz')
+
+
 def test_a_run_that_began_with_a_file_does_without_it_later(starting, tmp_path):
   starting.eval.k = ()
   train.train(starting, tmp_path / 'run')

@@ -214,7 +214,7 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
   """Judges a workdir's newest checkpoint: evaluation.json has the numbers, evaluation.npz what the figures need.
 
   On another set (`eval.data.name`) these are evaluation_NAME.json and .npz, and the run's own stay.
-  A workdir without one will do where `init` names a file: then its encoder is judged as it is.
+  A workdir without one will do where `init` names a file, whose encoder is then judged as it is, or is 'random'.
   """
   if config.eval.file:
     return evaluate_features(config.eval.file, workdir, config.eval)
