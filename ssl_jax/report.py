@@ -107,7 +107,8 @@ def _lead(run: Run) -> str:
     words.append(f'evaluated at step {run.evaluation["step"]:,} (epoch {run.evaluation["epoch"]:.4g})')
   if run.evaluation:
     init = run.config.get('init') if run.evaluation.get('step') == 0 else ''
-    of = f'the weights of {init}' if init else 'the last checkpoint' if run.config else run.title
+    weights = 'an untrained encoder' if init == 'random' else f'the weights of {init}'
+    of = weights if init else 'the last checkpoint' if run.config else run.title
     words.append(f'accuracies are of the {run.evaluation["features"]} features of {of}')
   return '; '.join(words) + '.' if words else ''
 
