@@ -147,7 +147,9 @@ def try_network(config) -> nn.Module:
   try:
     method = methods.create(config, steps_per_epoch=1, total_steps=1)
     images = jnp.zeros((2, config.data.image_size, config.data.image_size, 3), jnp.float32)
-    jax.eval_shape(method.init, jax.random.key(0), images)
+    params, *_ = jax.eval_shape(method.init, jax.random.key(0), images)
+    if not all(weight.size for weight in jax.tree.leaves(params)):
+      raise TypeError('a layer has no width')
     if method.predictor not in (None, 'prototypes'):
       _check_predictor(config, method.network, images)
     return method.network.encoder
