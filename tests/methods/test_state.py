@@ -63,6 +63,11 @@ def batches(views, small=0):
     yield tuple((image[index] + 0.5 * rng.normal(size=(BATCH, n, n, 3))).astype(np.float32) for n in sizes), index
 
 
+def cropped(views):
+  """As the host hands them to the update: groups of views of one size, here one each."""
+  return tuple(view[:, None] for view in views)
+
+
 @functools.cache
 def trace(name, devices, kind='pmap', small=0, ema=0.0, **settings):
   """(the state before each step and after the last, the loss of each step); every replica is the same."""
@@ -77,8 +82,8 @@ def trace(name, devices, kind='pmap', small=0, ema=0.0, **settings):
   step = chosen.map(update, replicated=1, sharded=2)
   state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, optimizer.init(params))
   states, values, state = [jax.device_get(state)], [], chosen.replicate(state)
-  for batch in batches(views, small):
-    state, metrics = step(state, *chosen.shard(batch))
+  for batch, index in batches(views, small):
+    state, metrics = step(state, *chosen.shard((cropped(batch), index)))
     copies = [jax.tree.map(lambda x, i=i: np.asarray(x.addressable_shards[i].data), state) for i in range(devices)]
     for copy in copies[1:]:
       chex.assert_trees_all_equal(copy, copies[0])
@@ -210,7 +215,8 @@ def test_each_step_draws_negatives_of_its_own():
   optimizer = optax.sgd(RATE)
   update = make_update(method, optimizer, lambda step: RATE, [lambda key, view: view] * 2, seed=0)
   state = lambda step: State(step, params, batch_stats, extra, optimizer.init(params))
-  value = jax.jit(lambda step: update(state(step), *next(batches(2)))[1]['loss'])
+  views, index = next(batches(2))
+  value = jax.jit(lambda step: update(state(step), cropped(views), index)[1]['loss'])
   assert value(1) == value(1)
   assert abs(value(1) - value(2)) > 1e-3
 
@@ -514,8 +520,8 @@ def test_the_queue_costs_what_the_arithmetic_says():
     update = make_update(method, optimizer, lambda step: RATE, [lambda key, view: view] * 2, seed=0)
     opt_state = jax.eval_shape(optimizer.init, params)
     state = State(jax.ShapeDtypeStruct((), jnp.int32), params, batch_stats, extra, opt_state)
-    view, index = jax.ShapeDtypeStruct((batch, 4, 4, 3), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
-    return jax.jit(update, donate_argnums=0).lower(state, (view, view), index).compile().memory_analysis()
+    views, index = jax.ShapeDtypeStruct((batch, 2, 4, 4, 3), jnp.float32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    return jax.jit(update, donate_argnums=0).lower(state, (views,), index).compile().memory_analysis()
 
   small, large = memory(1024), memory(65536)
   queue, logits = (65536 - 1024) * 128 * 4, (65536 - 1024) * 8 * 4

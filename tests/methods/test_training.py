@@ -215,7 +215,7 @@ def trained(name, seed):
   update = jax.jit(make_update(method, optimizer, rate, given, seed=seed))
   losses = []
   for views, index in batches(seed):
-    state, metrics = update(state, tuple(views[v] for v in kept), index)
+    state, metrics = update(state, tuple(views[v][:, None] for v in kept), index)
     losses.append(metrics['loss'])
   return np.array(losses), method, state
 
