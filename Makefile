@@ -11,7 +11,7 @@ train: $(VENV)/.installed
 	$(BIN)/python main.py --config=configs/quickstart.py --workdir=runs/quickstart
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

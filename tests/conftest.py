@@ -20,5 +20,13 @@ if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later ones have 
 
 import jax  # noqa: E402
 
+# The longest first (`make test` keeps this order), so that no file is left to one worker while the other has none.
+LONGEST = ('test_training', 'test_parallel', 'test_train', 'test_state', 'test_evaluate', 'test_resume', 'test_main')
+
+
+def pytest_collection_modifyitems(items):
+  items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_numpy_dtype_promotion', 'strict')
