@@ -263,8 +263,7 @@ def _machine(run: Run) -> dict:
 
 def _opening(run: Run, workdir, first: int) -> str:
   config, kind = run.config, run.devices.devices[0].device_kind
-  given = config.init not in ('', 'random')
-  begin = f'goes on at step {first}' if first else f'starts from {config.init}' if given else 'starts'
+  begin = f'goes on at step {first}' if first else f'starts from {config.init}' if run.start else 'starts'
   return (
     f'{config.method.name}, {config.model.name}, {config.data.name} ({len(run.train):,} images): '
     f'{run.total_steps:,} steps of {config.batch_size} on {len(run.devices.devices)} x {kind}; {begin} in {workdir}'

@@ -6,7 +6,7 @@ import pathlib
 import re
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -48,8 +48,7 @@ class Evaluator:
         'judge with all training images by --config.eval.train_images=all'
       )
     check.seen(f'data.test_split = {run.judged["test_split"]!r}', asked, 'the training images', known)
-    if max(run.config.eval.k, default=0) > len(run.known):
-      raise ValueError(f'eval.k = {run.config.eval.k} has more than the {len(run.known)} training images: lower it')
+    _check_k(run.config.eval.k, len(run.known), 'images')
     if run.config.eval.finetune:  # before hours of training
       try:
         finetune.chosen_labels(known, _asked(run.config.eval.finetune)[1], 0)
@@ -235,6 +234,11 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
   return evaluator.judge(state, workdir)
 
 
+def _check_k(k: Sequence[int], count: int, what: str) -> None:
+  if max(k, default=0) > count:
+    raise ValueError(f'eval.k = {k} has more than the {count} training {what}: lower it')
+
+
 def _stages() -> Callable[[str], None]:
   """Says what an evaluation does next, since it may take minutes, and when."""
   start = time.monotonic()
@@ -285,8 +289,7 @@ def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:
     except sources.BROKEN_ARCHIVE as error:
       raise ValueError(f'eval.file = {str(path)!r} cannot be read ({error}): store plain numbers') from error
   workdir = checkpoint.writable(workdir)
-  if max(settings['k'], default=0) > len(train):
-    raise ValueError(f'eval.k = {settings["k"]} has more than the {len(train)} training features: lower it')
+  _check_k(settings['k'], len(train), 'features')
   name = settings['features']
   labels = judge.Labels(train_labels, test_labels)
   numbers, arrays = judge.judge({name: judge.Space(train, test)}, labels, settings)
