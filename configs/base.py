@@ -22,14 +22,16 @@ def get_config(arg=''):
   config.dtype = 'bfloat16'  # of the network's compute: bfloat16 or float32; losses, statistics and weights are float32
 
   config.data = ConfigDict()
-  config.data.source = 'tfds'  # tfds, arrays (.npz), folder (of images), embedded (drawn on the spot)
+  config.data.source = 'tfds'  # tfds, arrays (.npz), folder (of images), embedded (drawn on the spot), text
   config.data.name = 'cifar10'  # the tfds name; a label for the other sources
-  config.data.path = ''  # tfds data_dir, .npz file or image folder (tfds: '' is TFDS_DATA_DIR or the tfds default)
+  config.data.path = ''  # tfds data_dir ('': TFDS_DATA_DIR or the tfds default), .npz file, image folder, or text file
   config.data.train_split = 'train'  # tfds split, or sub-folder
   config.data.test_split = 'test'
   config.data.image_size = 32  # pixels a side of what the encoder sees
   config.data.stored_size = 0  # pixels a side of the images on the device that views are cropped from (0: image_size)
   config.data.classes = ''  # '' for all, or a named list of classes: imagenet100
+  config.data.tokens = 32  # of text: the length of a sentence, longer ones are cut
+  config.data.vocabulary = ''  # of text: a vocab.txt of BERT ('': the most frequent words of the sentences)
   config.data.broken = 'error'  # an unreadable image: error, or skip (and count)
   config.data.on_device = 'auto'  # yes: all images live on the device; no: host workers; auto: yes up to 4 GiB
   config.data.workers = 0  # processes that decode and crop what does not live on the device (0: threads)
@@ -62,7 +64,7 @@ def get_config(arg=''):
   config.optimizer.betas = (0.9, 0.999)  # of adamw
   config.optimizer.weight_decay = 5e-4
   config.optimizer.exempt = False  # no decay and no trust ratio for biases and norms
-  config.optimizer.schedule = 'cosine'  # cosine (to zero), step (times decay at each milestone), constant
+  config.optimizer.schedule = 'cosine'  # cosine or linear (to zero), step (times decay at each milestone), constant
   config.optimizer.warmup_epochs = 0.0  # linear from zero
   config.optimizer.milestones = (160, 190)  # epochs, of schedule step
   config.optimizer.decay = 0.1
@@ -106,6 +108,7 @@ def get_config(arg=''):
   config.eval.data.path = ''  # of that set, which needs a name
   config.eval.data.train_split = ''  # a labelled split, where `data` trains on one without labels
   config.eval.data.test_split = ''  # of either set
+  config.eval.sts = ''  # of text: a folder of NAME.tsv, pairs of sentences with scores; on the way and at the end
   config.eval.file = ''  # of --mode=evaluate: an .npz of anyone's features instead of a run's checkpoint
   return options(config, arg)
 

@@ -17,14 +17,14 @@ NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'te
 
 CHOICES = {
   'dtype': ('bfloat16', 'float32'),
-  'data.source': ('tfds', 'arrays', 'folder', 'embedded'),
+  'data.source': ('tfds', 'arrays', 'folder', 'embedded', 'text'),
   'data.classes': ('', 'imagenet100'),
   'eval.data.source': ('', 'tfds', 'arrays', 'folder', 'embedded'),
   'data.broken': ('error', 'skip'),
   'data.on_device': ('auto', 'yes', 'no'),
   'optimizer.name': ('sgd', 'lars', 'adamw'),
   'optimizer.scaling': ('none', 'linear', 'sqrt'),
-  'optimizer.schedule': ('cosine', 'step', 'constant'),
+  'optimizer.schedule': ('cosine', 'linear', 'step', 'constant'),
   'parallel.map': ('pmap', 'shard_map'),
   'eval.features': ('backbone', 'projector'),
   'eval.train_images': ('kept', 'all'),
@@ -57,6 +57,7 @@ LEAST = {
   'probe': (0, True),
   'data.image_size': (1, True),
   'data.stored_size': (0, True),
+  'data.tokens': (3, True),
   'data.workers': (0, True),
   'optimizer.learning_rate': (0, False),
   'optimizer.momentum': (0, True),
@@ -86,7 +87,7 @@ HARMLESS = (
 )
 
 # Keys that are younger than runs which may go on, with what those runs did.
-LATER = {'init': '', 'data.stored_size': 0}
+LATER = {'init': '', 'data.stored_size': 0, 'data.tokens': 32, 'data.vocabulary': ''}
 
 # Keys that change neither what a run computes nor how it is judged.
 IRRELEVANT = (

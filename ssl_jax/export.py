@@ -15,7 +15,7 @@ from ssl_jax import checkpoint, models, weights
 from ssl_jax.evals import features
 from ssl_jax.models.resnet import ResNet
 from ssl_jax.models.vit import ViT
-from ssl_jax.run import augment_settings, augments_of
+from ssl_jax.run import augment_settings, augments_of, input_size, of_text
 
 PLATFORMS = ('cpu', 'cuda')  # that the program is lowered for
 
@@ -39,18 +39,20 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   }
 
   encoder = models.create(dtype=jnp.dtype(config.dtype), **config.model)
-  size, (settings, _) = config.data.image_size, augment_settings(config)
+  size, text = input_size(config), of_text(config)
   _, shown, _ = augments_of(config, on_device=True)
-  program = to_program(encoder, parts['encoder'], shown, features.shown(config))
+  program = to_program(encoder, parts['encoder'], shown, size if text else features.shown(config))
   about = {
     'model': json.dumps(config.model.to_dict()),
     'step': str(int(state.step)),
     'features': str(program.out_avals[0].shape[1]),
-    'image_size': str(size),
-    'mean': json.dumps(settings['mean']),
-    'std': json.dumps(settings['std']),
     'ssl_jax': ssl_jax.__version__,
   }
+  if text:
+    about['tokens'] = str(size)
+  else:
+    settings, _ = augment_settings(config)
+    about |= {'image_size': str(size), 'mean': json.dumps(settings['mean']), 'std': json.dumps(settings['std'])}
   tensors = weights.to_torch(parts['encoder']) | weights.constants(encoder, size)
   head = {f'projector.{name}': tensor for name, tensor in weights.to_torch(parts['projector']).items()}
   files = {
@@ -59,12 +61,15 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
     'projector.safetensors': safetensors.numpy.save(
       head, about | {'projector': json.dumps(config.projector.to_dict())}
     ),
-    'README.md': _readme(config, encoder, about).encode(),
+    'README.md': (_readme_of_text if text else _readme)(config, encoder, about).encode(),
   }
+  if text:
+    files['vocab.txt'] = (workdir / 'vocab.txt').read_bytes()
   folder = checkpoint.writable(workdir / 'export')
   for name, data in files.items():
     checkpoint.write_bytes(folder / name, data)
-  print(f'{config.model.name} at step {about["step"]}, images of {size} px to {about["features"]} features: {folder}')
+  what = f'sentences of {size} tokens' if text else f'images of {size} px'
+  print(f'{config.model.name} at step {about["step"]}, {what} to {about["features"]} features: {folder}')
   print(f'  {", ".join(files)} (how to load them)')
   return folder
 
@@ -72,10 +77,13 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
 def to_program(encoder: nn.Module, variables: Mapping, shown: Callable, size: int) -> jax.export.Exported:
   """uint8 images [batch, size, size, 3] -> float32 features [batch, D], for any batch, with the weights inside.
 
-  `shown` makes of one image what the encoder sees: the centre crop and the normalisation of evaluations.
+  `shown` makes of one image what the encoder sees: the centre crop and the normalisation of evaluations. An encoder of
+  sentences takes uint16 tokens [batch, size].
   """
   apply = jax.jit(lambda images: encoder.apply(variables, jax.vmap(shown)(images), train=False))
-  images = jax.ShapeDtypeStruct(jax.export.symbolic_shape(f'batch, {size}, {size}, 3'), jnp.uint8)
+  text = isinstance(encoder, models.BERT)
+  shape = jax.export.symbolic_shape(f'batch, {size}' if text else f'batch, {size}, {size}, 3')
+  images = jax.ShapeDtypeStruct(shape, jnp.uint16 if text else jnp.uint8)
   return jax.export.export(apply, platforms=PLATFORMS)(images)
 
 
@@ -123,6 +131,62 @@ features = encoder.call(images)  # uint8 [n, {square}, {square}, 3] -> float32 [
 ## ssl_jax
 
 `--config.init=encoder.safetensors` starts a run from these weights, or judges them (`--mode=evaluate --config=...`).
+"""
+
+
+def _readme_of_text(config, encoder, about) -> str:
+  """As `_readme`, of an encoder of sentences."""
+  tokens, platforms = about['tokens'], ' or '.join(PLATFORMS)
+  sizes = f'hidden_size={encoder.width}, num_hidden_layers={encoder.depth}, num_attention_heads={encoder.heads}'
+  more = f'intermediate_size={4 * encoder.width}, max_position_embeddings={encoder.positions}'
+  pooled = {
+    'cls': 'hidden[:, 0]',
+    'mean': "(hidden * inputs['attention_mask'][..., None]).sum(1) / inputs['attention_mask'].sum(1, keepdim=True)",
+  }[encoder.pooling]
+  return f"""# {config.model.name}, step {about['step']}
+
+The encoder of one run of ssl_jax {about['ssl_jax']} on {config.data.name}: {tokens} tokens to {encoder.width} features.
+`vocab.txt` is its vocabulary, in lower case.
+
+## torch
+
+`encoder.safetensors` holds float32 weights under the names of transformers.
+
+```python
+from safetensors.torch import load_file
+from transformers import BertConfig, BertModel, BertTokenizerFast
+
+sizes = dict({sizes}, {more})
+encoder = BertModel(BertConfig(vocab_size={encoder.vocabulary}, **sizes), add_pooling_layer=False)
+encoder.load_state_dict(load_file('encoder.safetensors'))
+encoder.eval()
+
+tokenizer = BertTokenizerFast('vocab.txt')
+inputs = tokenizer(sentences, padding=True, truncation=True, max_length={tokens}, return_tensors='pt')
+hidden = encoder(**inputs).last_hidden_state
+features = {pooled}  # [n, {about['features']}]
+```
+
+`projector.safetensors` holds the head that stood on it in training (`{config.projector.name}`), as `projector.*`.
+
+## jax
+
+`encoder.jax` is the whole encoder with its weights, computing in {config.dtype} on {platforms}.
+It needs `pip install jax flatbuffers` and nothing of ssl_jax. Later versions of jax promise to read it for half a year;
+the weights above last longer.
+
+```python
+import jax.export
+
+with open('encoder.jax', 'rb') as file:
+  encoder = jax.export.deserialize(bytearray(file.read()))
+features = encoder.call(tokens)  # uint16 [n, {tokens}], filled up with 0 -> float32 [n, {about['features']}]
+```
+
+## ssl_jax
+
+`--config.init=encoder.safetensors --config.data.vocabulary=vocab.txt` starts a run from these weights, or judges them
+(`--mode=evaluate --config=...`).
 """
 
 

@@ -14,7 +14,7 @@ def peak_rate(optimizer: Mapping, batch_size: int) -> float:
 
 
 def rate(optimizer: Mapping, *, batch_size: int, steps_per_epoch: int, total_steps: int) -> optax.Schedule:
-  """step -> learning rate: linear warm-up, then cosine to zero, steps at the milestones, or constant."""
+  """step -> learning rate: linear warm-up, then a cosine or a line to zero, steps at the milestones, or constant."""
   peak = peak_rate(optimizer, batch_size)
   warmup = round(optimizer['warmup_epochs'] * steps_per_epoch)
   if warmup >= total_steps and warmup:
@@ -24,6 +24,8 @@ def rate(optimizer: Mapping, *, batch_size: int, steps_per_epoch: int, total_ste
     )
   if optimizer['schedule'] == 'cosine':
     after = optax.cosine_decay_schedule(peak, total_steps - warmup)
+  elif optimizer['schedule'] == 'linear':
+    after = optax.linear_schedule(peak, 0.0, total_steps - warmup)
   elif optimizer['schedule'] == 'step':
     boundaries = {round(m * steps_per_epoch) - warmup: optimizer['decay'] for m in optimizer['milestones']}
     after = optax.piecewise_constant_schedule(peak, boundaries)

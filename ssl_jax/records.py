@@ -2,15 +2,19 @@
 
 import json
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Mapping
 
 import jax
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ssl_jax.checkpoint import write_text
+
+JUDGED = ('knn', 'probe', 'linear', 'finetune', 'spearman')  # how the names of accuracies begin
 
 # What a summary keeps where nothing was trained any more.
 OF_TRAINING = ('seconds', 'device', 'jax', 'peak_memory_gib', 'broken_images_skipped')
@@ -129,7 +133,25 @@ def progress(step: int, total: int) -> Plain:
 
 def sentence(when: str, results: Mapping[str, float]) -> str:
   """'epoch 20: knn200 71.3 %, ...', of accuracies alone; measures have a layer's name before theirs."""
-  return f'{when}: ' + ', '.join(f'{name} {value:.2f} %' for name, value in results.items() if '/' not in name)
+  unit = lambda name: '' if name.startswith('spearman') else ' %'
+  told = (f'{name} {value:.2f}{unit(name)}' for name, value in results.items() if '/' not in name)
+  return f'{when}: ' + ', '.join(told)
+
+
+def write_evaluation(
+  workdir: pathlib.Path, results: Mapping, arrays: Mapping[str, np.ndarray], when: str, name: str = ''
+) -> None:
+  """Writes evaluation.json, and evaluation.npz with what the figures need; of another set, evaluation_NAME."""
+  if jax.process_index() > 0:
+    return
+  stem = f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
+  part = workdir / f'{stem}.npz.part'
+  with part.open('wb') as stream:
+    np.savez_compressed(stream, **arrays)
+  part.replace(workdir / f'{stem}.npz')
+  write_text(workdir / f'{stem}.json', json.dumps(results, indent=2, allow_nan=False) + '\n')
+  accuracies = {k: v for k, v in results.items() if k.startswith(JUDGED) and isinstance(v, float)}
+  print(sentence(when, accuracies))
 
 
 def keep(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> None:
@@ -146,7 +168,7 @@ def finish(workdir: pathlib.Path, summary: Mapping) -> None:
   """Says what came out and where everything is."""
   if jax.process_index() > 0:
     return
-  accuracies = {name: value for name, value in summary.items() if name.startswith(('knn', 'probe'))}
+  accuracies = {name: value for name, value in summary.items() if name.startswith(JUDGED)}
   if accuracies:
     print(sentence('finished', accuracies))
   what = {
@@ -169,7 +191,8 @@ def _numbers(row):
     'loss': 'loss {:.4f}',
     'probe_train': 'probe {:.1f} %',
     'tau': 'tau {:.3f}',
-    'rate': 'rate {:.4f}',
+    'rate': 'rate {:.3g}',
     'images_per_second': '{:,.0f} images/s',
+    'sentences_per_second': '{:,.0f} sentences/s',
   }
   return '  '.join(form.format(row[name]) for name, form in forms.items() if name in row)

@@ -67,7 +67,7 @@ class Run:
   def accuracies(self) -> dict[str, float]:
     """Percentages, of the evaluation or, where there is none, of the end of training, as the probe's always are."""
     found = {**{k: v for k, v in self.summary.items() if k == 'probe'}, **(self.evaluation or self.summary)}
-    kinds, others = ('knn', 'probe', 'linear', 'finetune'), ('_std', '_head', '_middle', '_tail')
+    kinds, others = records.JUDGED, ('_std', '_head', '_middle', '_tail')
     return {k: v for k, v in found.items() if k.startswith(kinds) and isinstance(v, float) and not k.endswith(others)}
 
   @property
@@ -116,6 +116,7 @@ def _lead(run: Run) -> str:
 def _headline(run: Run) -> list[Section]:
   names = {'linear': f'linear ({run.evaluation.get("linear_protocol")}), %', 'linear_top5': 'linear, top-5, %'}
   names['finetune'] = f'{run.evaluation.get("finetune_protocol")}, %'
+  names |= {key: f'{key.replace("spearman_", "Spearman, ")}, × 100' for key in run.accuracies if 'spearman' in key}
   label = lambda key: names.get(key, key.replace('knn', 'kNN, k = ').replace('_top5', ', top-5') + ', %')
   spread = lambda key: run.evaluation.get(f'{key}_std')
   numbers = [(label(key), Number(key, value, spread=spread(key))) for key, value in run.accuracies.items()]
@@ -125,8 +126,9 @@ def _headline(run: Run) -> list[Section]:
       if space == run.evaluation['features'] and key in spaces[space]:
         numbers.append((MEASURES[key][0], _measure(space, key, spaces)))
   images = run.evaluation.get('images', {})
+  what = 'sentences' if run.config.get('data', {}).get('source') == 'text' else 'images'
   numbers += [
-    (f'{name} images', Number(f'images.{name}', images[name], ',d')) for name in ('train', 'test') if name in images
+    (f'{name} {what}', Number(f'images.{name}', images[name], ',d')) for name in ('train', 'test') if name in images
   ]
   text = '' if run.evaluation else f'Not evaluated yet: main.py --mode=evaluate --workdir={run.workdir}'
   return [Section('Headline', text, [Cards(numbers)] if numbers else [])]
@@ -140,7 +142,7 @@ def _training(run: Run) -> list[Section]:
     'rate': 'The learning rate.',
     'tau': 'The temperature, a mean over the positives.',
     'positive': 'The mean similarity of positives.',
-    'accuracy': 'Accuracy on the test images, on the way.',
+    'accuracy': 'Accuracy on the test images, or the correlation of each set of sentences, on the way.',
     'uniformity': 'The uniformity of the test images, lower is more uniform.',
     'entropy': 'The entropy of the negatives as CACR weighs them; the most is the logarithm of their number.',
     'gaps': 'How far the bounds of the supervised objective are from what they bound.',

@@ -12,8 +12,8 @@ import optax
 from flax import linen as nn
 from ml_collections import ConfigDict
 
-from ssl_jax import methods, optim, weights
-from ssl_jax.data import augment, imbalance, pipeline, sources
+from ssl_jax import methods, models, optim, weights
+from ssl_jax.data import augment, imbalance, pipeline, sentences, sources
 from ssl_jax.names import nearest
 from ssl_jax.parallel import AXIS, Devices
 from ssl_jax.probe import Probe
@@ -39,7 +39,7 @@ class Run:
   probe: Probe | None
   augments: list[Callable]  # one a view, those of small crops last
   normalize: Callable  # uint8 image -> what evaluations show the encoder
-  denormalize: Callable  # what the encoder sees -> uint8 image, for pictures
+  denormalize: Callable | None  # what the encoder sees -> uint8 image, for pictures; sentences have none
 
   skipped: collections.Counter  # broken images that were met and left out, by split (data.broken=skip)
 
@@ -68,8 +68,7 @@ class Run:
 
   def initial_state(self) -> State:
     """The state before the first step, on the host."""
-    size = self.config.data.image_size
-    images = jnp.zeros((2, size, size, 3), jnp.float32)
+    images = models.example(self.method.network.encoder, input_size(self.config))
     params, batch_stats, extra = jax.jit(self.method.init)(jax.random.key(self.config.seed), images)
     if self.start:
       params, batch_stats, extra = self.method.start_from(self.start, params, batch_stats, extra)
@@ -108,7 +107,7 @@ def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -
     )
   encoder = try_network(config)  # a mistake is told before the data is read
   given = config.init not in ('', 'random') and not resumed
-  start = weights.load(config.init, encoder, config.data.image_size) if given else None
+  start = weights.load(config.init, encoder, input_size(config)) if given else None
   augments_of(config, on_device=True)
   judged(config)
   kept = imbalance.create(config.imbalance)
@@ -146,7 +145,8 @@ def try_network(config) -> nn.Module:
   """The encoder of a config, whose network was traced, so that sizes and types that cannot be are told in one line."""
   try:
     method = methods.create(config, steps_per_epoch=1, total_steps=1)
-    images = jnp.zeros((2, config.data.image_size, config.data.image_size, 3), jnp.float32)
+    check_kind(config, method.network.encoder)
+    images = models.example(method.network.encoder, input_size(config))
     params, *_ = jax.eval_shape(method.init, jax.random.key(0), images)
     if not all(weight.size for weight in jax.tree.leaves(params)):
       raise TypeError('a layer has no width')
@@ -167,6 +167,43 @@ def _check_predictor(config, network, images) -> None:
       f'projector.name = {config.projector.name!r} gives {widths["projector"]} features, and the predictor of '
       f'{config.method.name!r} {widths["predictor"]}: set projector.features or method.predictor'
     )
+
+
+# What has no meaning for sentences, with the value that says so.
+OF_IMAGES = {
+  'augment.name': 'dropout',
+  'small_crops.number': 0,
+  'imbalance.name': 'none',
+  'probe': 0.0,
+  'eval.k': (),
+  'eval.linear': '',
+  'eval.finetune': '',
+  'eval.measures': False,
+}
+
+
+def of_text(config: ConfigDict) -> bool:
+  """Whether a run is of sentences; else it is of images."""
+  return config.data.source == 'text'
+
+
+def input_size(config: ConfigDict) -> int:
+  """Of what the encoder takes: pixels a side, or tokens."""
+  return config.data.tokens if of_text(config) else config.data.image_size
+
+
+def check_kind(config: ConfigDict, encoder: nn.Module) -> None:
+  """Refuses an encoder of sentences for images, or the other way round, and what has no meaning for sentences."""
+  if isinstance(encoder, models.BERT) != of_text(config):
+    mend = 'bert_base, or another source' if of_text(config) else 'data.source=text, or another encoder'
+    raise ValueError(
+      f'model.name = {config.model.name!r} does not read data.source = {config.data.source!r}: give {mend}'
+    )
+  for key, value in OF_IMAGES.items() if of_text(config) else ():
+    section, _, last = key.rpartition('.')
+    given = (config[section] if section else config)[last]
+    if given != value:
+      raise ValueError(f'{key} = {given!r} has no meaning for sentences: set {key}={value}')
 
 
 def stored_size(config: ConfigDict) -> int:
@@ -202,6 +239,8 @@ def _load(config, split, skipped, data=None, kept=None) -> tuple[sources.Source,
 
   `data` is the section of evaluations, where they have their own images. The config alone decides what is in memory.
   """
+  if of_text(config):
+    return _sentences(config), True
   size = stored_size(config)
   try:
     source = sources.load(data or config.data, split)
@@ -219,6 +258,14 @@ def _load(config, split, skipped, data=None, kept=None) -> tuple[sources.Source,
     skipped[split] = source.skipped
     return sources.Arrays(images, labels, source.class_names), True
   return source, False
+
+
+def _sentences(config) -> sentences.Sentences:
+  source = sentences.load(config.data)
+  if (most := config.model.get('vocabulary', sentences.BERT_SIZE)) < len(source.vocabulary):
+    pieces = f'the {len(source.vocabulary):,} pieces of data.vocabulary = {config.data.vocabulary!r}'
+    raise ValueError(f'model.vocabulary = {most} is less than {pieces}: raise it')
+  return source
 
 
 def augment_settings(config) -> tuple[dict, dict]:
@@ -261,6 +308,8 @@ def host_batches(
 
 def augments_of(config, on_device: bool):
   """The augmentation of each view, the view that evaluations take, and the way back to pixels."""
+  if of_text(config):
+    return [sentences.view] * config.views, sentences.seen, None
   common = dict(size=config.data.image_size) | ({} if on_device else dict(crop=False))  # the host has cropped already
   settings, other = (s | common for s in augment_settings(config))
   if on_device and not (settings['crop'] and other['crop']):

@@ -17,9 +17,9 @@ from ml_collections import ConfigDict
 
 from ssl_jax import checkpoint, records
 from ssl_jax.data import pipeline
-from ssl_jax.evals.evaluate import Evaluator
+from ssl_jax.evals.evaluate import evaluator_of
 from ssl_jax.parallel import AXIS
-from ssl_jax.run import Run, prepare
+from ssl_jax.run import Run, of_text, prepare
 from ssl_jax.state import State
 from ssl_jax.step import make_update, scan_update
 
@@ -40,8 +40,11 @@ def train(config: ConfigDict, workdir: str) -> dict:
   start = time.monotonic()
   checkpoint.check_unjudged(workdir)
   run = prepare(config, resumed=checkpoint.saved(workdir))
-  evaluator = Evaluator(run) if config.eval.k or run.probe or config.eval.at_end else None
+  watched = bool(config.eval.k or run.probe or config.eval.sts)  # on the way
+  evaluator = evaluator_of(run) if watched or config.eval.at_end else None
   workdir = checkpoint.claim(workdir, config.to_dict())
+  if of_text(config) and jax.process_index() == 0:  # it belongs to the weights
+    checkpoint.write_text(workdir / 'vocab.txt', '\n'.join(run.train.vocabulary.pieces) + '\n')
   with contextlib.ExitStack() as stack:
     checkpoints = checkpoint.Checkpoints(workdir, run.identity, config.checkpoint.keep)
     stack.callback(checkpoints.close)
@@ -55,8 +58,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     stack.callback(progress.close)
     progress.say(_opening(run, workdir, first))
     stop = stack.enter_context(_stop_requests())
-    on_the_way = evaluator if config.eval.k or run.probe else None
-    state, results = _loop(run, state, on_the_way, checkpoints, rows, progress, stop)
+    state, results = _loop(run, state, evaluator if watched else None, checkpoints, rows, progress, stop)
   gc.collect()  # batches of workers, in shared memory and in cycles: Python would warn of them at its end
   summary = {
     **results,
@@ -101,7 +103,7 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
       checkpoints.save(devices.unreplicate(state), watch.window)
     if evaluator and (last or (every and in_epoch == 0 and epoch % every == 0)):
       watch.drain()
-      rows.write(step, results := evaluator.knn(state))
+      rows.write(step, results := evaluator.scores(state))
       progress.say(records.sentence(f'epoch {step / run.steps_per_epoch:g}', results))
       watch.restart_clock()
     if (steps_due or minutes_due or stopping) and not last:  # after, so that a resumed run has the same rows
@@ -112,7 +114,7 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
     if stopping and not last:
       raise Interrupted(f'stopped at step {step} of {run.total_steps}; saved: the same command goes on from here')
   if evaluator and not results:  # the run was complete before
-    results = evaluator.knn(state)
+    results = evaluator.scores(state)
     if not any(row['step'] == step and results.keys() <= row.keys() for row in records.read(rows.workdir)):
       rows.write(step, results)  # what judged it then did not come to its end
   if evaluator:
@@ -214,7 +216,7 @@ class Watch:
   def _row(self, step, rate):
     row = {name: math.fsum(m[name] for m in self.window) / len(self.window) for name in self.window[0]}
     self.window = []
-    row |= {'epoch': step / self.run.steps_per_epoch, 'images_per_second': rate}
+    row |= {'epoch': step / self.run.steps_per_epoch, f'{_examples(self.run)}_per_second': rate}
     self.rows.write(step, row)
     self.progress.show(step, row)
 
@@ -261,10 +263,14 @@ def _machine(run: Run) -> dict:
   }
 
 
+def _examples(run: Run) -> str:
+  return 'sentences' if of_text(run.config) else 'images'
+
+
 def _opening(run: Run, workdir, first: int) -> str:
   config, kind = run.config, run.devices.devices[0].device_kind
   begin = f'goes on at step {first}' if first else f'starts from {config.init}' if run.start else 'starts'
   return (
-    f'{config.method.name}, {config.model.name}, {config.data.name} ({len(run.train):,} images): '
+    f'{config.method.name}, {config.model.name}, {config.data.name} ({len(run.train):,} {_examples(run)}): '
     f'{run.total_steps:,} steps of {config.batch_size} on {len(run.devices.devices)} x {kind}; {begin} in {workdir}'
   )

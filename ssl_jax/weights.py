@@ -1,6 +1,6 @@
 """Weights under torch's names and in torch's layouts, and back from a safetensors file. Nothing is unpickled.
 
-A ResNet has torchvision's names, a ViT timm's; the small AlexNet and the heads keep their own.
+A ResNet has torchvision's names, a ViT timm's, BERT those of transformers; AlexNet and the heads have their own.
 """
 
 import os
@@ -15,9 +15,10 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
+from ssl_jax import models
 from ssl_jax.models.vit import ViT, sine_position_embedding
 
-_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'mean': 'running_mean', 'var': 'running_var'}
+_LEAVES = {'kernel': 'weight', 'embedding': 'weight', 'scale': 'weight', 'mean': 'running_mean', 'var': 'running_var'}
 _MODULES = (
   (r'^(layer\d+|blocks)_(\d+)', r'\1.\2'),
   (r'\.downsample_conv\.', '.downsample.0.'),
@@ -25,11 +26,22 @@ _MODULES = (
   (r'^patch_embed\.', 'patch_embed.proj.'),
   (r'^(blocks\.\d+)\.(qkv|proj)\.', r'\1.attn.\2.'),
   (r'^(blocks\.\d+)\.(fc\d)\.', r'\1.mlp.\2.'),
+  (r'^words\.', 'embeddings.word_embeddings.'),
+  (r'^positions\.', 'embeddings.position_embeddings.'),
+  (r'^kinds\.', 'embeddings.token_type_embeddings.'),
+  (r'^norm0\.', 'embeddings.LayerNorm.'),
+  (r'^layer_(\d+)\.(query|key|value)\.', r'encoder.layer.\1.attention.self.\2.'),
+  (r'^layer_(\d+)\.attended\.', r'encoder.layer.\1.attention.output.dense.'),
+  (r'^layer_(\d+)\.norm1\.', r'encoder.layer.\1.attention.output.LayerNorm.'),
+  (r'^layer_(\d+)\.fc1\.', r'encoder.layer.\1.intermediate.dense.'),
+  (r'^layer_(\d+)\.fc2\.', r'encoder.layer.\1.output.dense.'),
+  (r'^layer_(\d+)\.norm2\.', r'encoder.layer.\1.output.LayerNorm.'),
 )
 _AXES = {2: (1, 0), 4: (3, 2, 0, 1)}  # of a kernel here, in torch's order: IO to OI, HWIO to OIHW
 
-# What a torch file may have beside an encoder's weights: torchvision's classifier, and batch norm's count of steps.
-_IGNORED = re.compile(r'fc\.(weight|bias)|.*\.num_batches_tracked')
+# What a torch file may have beside an encoder's weights: torchvision's classifier, batch norm's count of steps, and
+# what BERT was trained with.
+_IGNORED = re.compile(r'fc\.(weight|bias)|.*\.num_batches_tracked|cls\..*|pooler\..*|embeddings\.position_ids')
 
 
 def to_torch(variables: Mapping) -> dict[str, np.ndarray]:
@@ -53,11 +65,15 @@ def constants(encoder: nn.Module, size: int) -> dict[str, np.ndarray]:
 def load(path: str | os.PathLike, encoder: nn.Module, size: int) -> dict[str, Any]:
   """{'params': ..., 'batch_stats': ...} of the encoder for images of `size`, from a safetensors file of torch's names.
 
+  `size` is in pixels, or in tokens for an encoder of sentences.
+
   The file must have every weight of the encoder in its shape, and no other, but for `_IGNORED`.
   """
   tensors = _read(path)
-  images = jnp.zeros((1, size, size, 3), jnp.float32)
-  variables = jax.eval_shape(lambda: encoder.init(jax.random.key(0), images, train=False))
+  if isinstance(encoder, models.BERT):
+    tensors = {_of_old(name): tensor for name, tensor in tensors.items()}
+  inputs = models.example(encoder, size)
+  variables = jax.eval_shape(lambda: encoder.init(jax.random.key(0), inputs, train=False))
   expected = traverse_util.flatten_dict(variables)
   paths = {_name(place): place for place in expected}
   fixed = constants(encoder, size)
@@ -101,6 +117,15 @@ def _read(path) -> dict[str, np.ndarray]:
       f'init = {str(path)!r} is no whole safetensors file of floats ({why}): give encoder.safetensors of '
       '--mode=export, or what safetensors.torch.save_file makes of a state dict'
     ) from error
+
+
+def _of_old(name: str) -> str:
+  """Of the names that files of BERT have, those of today."""
+  return (
+    name.removeprefix('bert.')
+    .replace('LayerNorm.gamma', 'LayerNorm.weight')
+    .replace('LayerNorm.beta', 'LayerNorm.bias')
+  )
 
 
 def _name(path: tuple[str, ...]) -> str:

@@ -306,7 +306,7 @@ def starting(exported, tmp_path):
 def test_a_file_is_judged_as_it_is(saved, starting, tmp_path):
   _, chosen, state = saved
   evaluator = evaluate.Evaluator(run.prepare(chosen))
-  expected = evaluator.knn(evaluator.run.devices.replicate(state))
+  expected = evaluator.scores(evaluator.run.devices.replicate(state))
   results = evaluate.evaluate(starting, tmp_path / 'theirs')
   assert {'step': 0, **expected}.items() <= results.items()
   (file,) = (tmp_path / 'theirs' / 'features').iterdir()
@@ -325,7 +325,7 @@ def test_an_untrained_encoder_is_judged(starting, tmp_path):
   starting.init = 'random'
   prepared = run.prepare(starting)
   evaluator = evaluate.Evaluator(prepared)
-  expected = evaluator.knn(prepared.devices.replicate(prepared.initial_state()))
+  expected = evaluator.scores(prepared.devices.replicate(prepared.initial_state()))
   results = evaluate.evaluate(starting, tmp_path / 'untrained')
   assert {'step': 0, **expected}.items() <= results.items()
   assert 'similarities_TP' in np.load(tmp_path / 'untrained' / 'evaluation.npz')

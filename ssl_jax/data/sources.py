@@ -99,6 +99,10 @@ class Source:
       return images, self.labels
     return images[good], None if self.labels is None else self.labels[good]
 
+  def ready(self, image_size):
+    """Whether the items are what an encoder's input is made of, squares of this size, and in memory."""
+    return False
+
   def nbytes_decoded(self, image_size):
     """Bytes of `arrays(image_size)`."""
     return len(self) * image_size * image_size * 3
@@ -128,8 +132,11 @@ class Arrays(Source):
   def where(self, position):
     return f'image {position} of the arrays'
 
+  def ready(self, image_size):
+    return self.items.shape[1:3] == (image_size, image_size)
+
   def arrays(self, image_size):
-    if self.items.shape[1:3] == (image_size, image_size):
+    if self.ready(image_size):
       return self.items, self.labels
     return super().arrays(image_size)
 

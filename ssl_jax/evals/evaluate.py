@@ -1,9 +1,7 @@
 """Judges the encoder of a run: features once, then every evaluation that the config asks for."""
 
 import functools
-import json
 import pathlib
-import re
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +14,8 @@ from ml_collections import ConfigDict
 from ssl_jax import checkpoint, probe, records
 from ssl_jax.config import flatten
 from ssl_jax.data import contact_sheet, sources
-from ssl_jax.evals import check, features, finetune, judge, knn, linear, metrics
-from ssl_jax.run import Run, augments_of, prepare, stored_size
+from ssl_jax.evals import check, features, finetune, judge, knn, linear, metrics, sts
+from ssl_jax.run import Run, augments_of, of_text, prepare, stored_size
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, make_views
 from ssl_jax.temperature import Temperature
@@ -63,7 +61,7 @@ class Evaluator:
     """Features of all images and, where asked for, of views of some; the state is on devices."""
     return self._spaces(self._extract(*state.evaluated, layers=layers, views=views))
 
-  def knn(self, state: State) -> dict[str, float]:
+  def scores(self, state: State) -> dict[str, float]:
     """{'knn200': percent, ...}, 'probe' of a run that has one, and {'backbone/uniformity': ...} where it is asked for.
 
     The state is on devices.
@@ -87,8 +85,8 @@ class Evaluator:
 
   def at_start(self, state: State) -> dict[str, float]:
     """The untrained encoder's accuracy, and that of raw pixels where they fit in memory: what learning has to beat."""
-    untrained = self.knn(self.run.devices.replicate(state))
-    if not all(features.ready(source, stored_size(self.run.config)) for source in (self.run.known, self.run.test)):
+    untrained = self.scores(self.run.devices.replicate(state))
+    if not all(source.ready(stored_size(self.run.config)) for source in (self.run.known, self.run.test)):
       return untrained
     size = self.run.config.data.image_size
     pixels = []
@@ -179,7 +177,7 @@ class Evaluator:
     data = {key: run.judged[key] for key in ('name', 'train_split', 'test_split')}
     results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, 'data': data, **numbers}
     other = run.config.eval.data.name  # the run's own evaluation, and its report, stay
-    _write(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
+    records.write_evaluation(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
     return results
 
   def neighbours(self, bank, queries, labels, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
@@ -209,6 +207,11 @@ class Evaluator:
     return knn.accuracy(bank, bank_labels, queries, labels, topk=(1,), **votes)
 
 
+def evaluator_of(run: Run) -> Evaluator | sts.Evaluator:
+  """What judges a run, of images or of sentences."""
+  return sts.Evaluator(run) if of_text(run.config) else Evaluator(run)
+
+
 def evaluate(config: ConfigDict, workdir: str) -> dict:
   """Judges a workdir's newest checkpoint: evaluation.json has the numbers, evaluation.npz what the figures need.
 
@@ -220,7 +223,7 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
   if not config.init:
     checkpoint.read_config(workdir)
   run = prepare(config, resumed=checkpoint.saved(workdir), trains=False)
-  evaluator = Evaluator(run)
+  evaluator = evaluator_of(run)
   workdir = checkpoint.check(workdir, config.to_dict())
   checkpoints = checkpoint.Checkpoints(workdir, run.identity)
   state = run.initial_state()
@@ -294,23 +297,8 @@ def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:
   labels = judge.Labels(train_labels, test_labels)
   numbers, arrays = judge.judge({name: judge.Space(train, test)}, labels, settings)
   results = {'file': file.name, **numbers}
-  _write(workdir, results, arrays, file.name)
+  records.write_evaluation(workdir, results, arrays, file.name)
   return results
-
-
-def _write(workdir: pathlib.Path, results: dict, arrays: dict[str, np.ndarray], when: str, name: str = '') -> None:
-  if jax.process_index() > 0:
-    return
-  stem = f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
-  part = workdir / f'{stem}.npz.part'
-  with part.open('wb') as stream:
-    np.savez_compressed(stream, **arrays)
-  part.replace(workdir / f'{stem}.npz')
-  checkpoint.write_text(workdir / f'{stem}.json', json.dumps(results, indent=2, allow_nan=False) + '\n')
-  accuracies = {
-    k: v for k, v in results.items() if k.startswith(('knn', 'linear', 'finetune')) and isinstance(v, float)
-  }
-  print(records.sentence(when, accuracies))
 
 
 def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4) -> pathlib.Path:
@@ -318,6 +306,8 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
 
   Small crops are drawn as large as the others.
   """
+  if of_text(config):
+    raise ValueError("data.source = 'text' has no pictures: --mode=views is for images")
   run = prepare(config, trains=False)
   augments, *_ = augments_of(config, on_device=True)  # the crops of the device and of the host follow one distribution
   folder = checkpoint.writable(workdir)

@@ -63,7 +63,7 @@ def extract(
   parts, waiting = [], None
   for images, found in _batches(source, positions, size, batch_size):
     if (count := len(images)) < batch_size:  # one shape, one compilation
-      images = np.concatenate([images, np.zeros((batch_size - count, *images.shape[1:]), np.uint8)])
+      images = np.concatenate([images, np.zeros((batch_size - count, *images.shape[1:]), images.dtype)])
     places = np.resize(found, batch_size).astype(np.int32)
     ready, waiting = waiting, (apply(params, batch_stats, *devices.shard((images, places))), count, found)
     if ready:  # its copy back overlaps the compute of the batch that was just dispatched
@@ -82,14 +82,9 @@ def _batches(source, positions, size, batch_size) -> Iterator[tuple[np.ndarray, 
     yield squares(source, positions[start : start + batch_size], size)
 
 
-def ready(source: sources.Source, size: int) -> bool:
-  """Whether a source has its images in memory, as squares of this size."""
-  return isinstance(source, sources.Arrays) and source.items.shape[1:3] == (size, size)
-
-
 def squares(source: sources.Source, positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
   """(uint8 [b, size, size, 3], the positions that were read, which differ where broken images are skipped)."""
-  if ready(source, size):
+  if source.ready(size):
     return source.items[positions], positions
   read = lambda k: source.first_readable(int(k), lambda image: sources.square(image, size))
   with ThreadPoolExecutor(os.cpu_count()) as pool:

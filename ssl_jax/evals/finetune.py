@@ -178,7 +178,7 @@ def _one_seed(run: Run, state: State, known, which, protocol, extracted, seed) -
 def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, seed) -> tuple[_Classifier, dict]:
   """The classifier, and its parameters and running statistics on the devices."""
   config, devices = run.config, run.devices
-  in_memory = features.ready(source, stored_size(config)) and fits(config, source)
+  in_memory = source.ready(stored_size(config)) and fits(config, source)
   augment, _ = _crops_and_flips(config, in_memory)
   evaluated, statistics = state.evaluated
   encoder, stats = evaluated['network']['encoder'], statistics.get('encoder', {})

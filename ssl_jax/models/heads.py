@@ -95,6 +95,19 @@ class DINOHead(nn.Module):
     return Prototypes(self.prototypes, name='prototypes')(mlp(x, train), train)
 
 
+class Pooler(nn.Module):
+  """tanh of a linear layer as wide as its input, BERT's pooler; [N, D] -> [N, D]"""
+
+  dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x, train: bool):
+    del train
+    chex.assert_rank(x, 2)
+    kernel_init = nn.initializers.normal(0.02)
+    return wide(jnp.tanh(nn.Dense(x.shape[-1], kernel_init=kernel_init, dtype=self.dtype, name='fc')(x)))
+
+
 _HEADS = {
   # SimCLR as DySTreSS uses it (App. A.1): 512-512-128 on ResNet-18.
   'simclr': functools.partial(MLP, features=(None, 128), batch_norm='all'),
@@ -117,6 +130,8 @@ _HEADS = {
   'swav': functools.partial(MLP, features=(2048, 128), batch_norm='hidden'),
   'prototypes': functools.partial(Prototypes, number=3000),
   'dino': functools.partial(DINOHead),
+  # Gao et al. 2021 (SimCSE): in training alone, the encoder is judged without it.
+  'bert': functools.partial(Pooler),
   # fc8 of Wang & Isola's AlexNet.
   'alexnet': functools.partial(MLP, features=(128,), batch_norm='none', kernel_init=nn.initializers.normal(0.02)),
 }

@@ -43,7 +43,7 @@ def updated(averaged):
 
 def test_knn_on_the_way_is_of_the_average(averaged):
   evaluator, state, features = averaged
-  evaluator.knn(evaluator.run.devices.replicate(state))
+  evaluator.scores(evaluator.run.devices.replicate(state))
   bank, queries, _ = evaluator.latest
   np.testing.assert_allclose(np.concatenate([bank, queries]), features['backbone'], rtol=1e-4, atol=1e-5)
 

@@ -153,7 +153,7 @@ def test_a_probe_is_not_asked_for_another_set_s_classes(tmp_path):
   changes = {'probe': 0.1, 'eval.k': ()}
   for data, known in (({}, {'probe'}), (dict(name='other', path=tiny(tmp_path).data.path), set())):
     prepared = run.prepare(tiny(tmp_path, **changes, **({'eval.data': data} if data else {})))
-    assert evaluate.Evaluator(prepared).knn(prepared.devices.replicate(prepared.initial_state())).keys() == known
+    assert evaluate.Evaluator(prepared).scores(prepared.devices.replicate(prepared.initial_state())).keys() == known
 
 
 def test_another_source_does_not_inherit_the_path():
@@ -340,7 +340,7 @@ def test_on_the_way_neighbours_vote_as_the_config_says(tmp_path, vote, temperatu
   bank, query = np.array([[1, 0.03], [0.8, 0.6], [0.8, -0.6]], np.float32), np.array([[1, 0]], np.float32)
   found = {'backbone': judge.Space(bank, query)}, judge.Labels(np.array([1, 0, 0]), np.array([1]))
   changes = {'eval.k': (3,), 'eval.vote': vote, 'eval.temperature': temperature}
-  assert with_features(tmp_path, *found, **changes).knn(None) == {'knn3': 100 * right}
+  assert with_features(tmp_path, *found, **changes).scores(None) == {'knn3': 100 * right}
 
 
 @pytest.fixture
@@ -373,7 +373,7 @@ def test_on_the_way_only_what_is_looked_at_leaves_the_device(tmp_path, monkeypat
   for changes in wanted.values():
     evaluator = evaluate.Evaluator(run.prepare(tiny(tmp_path, **changes)))
     with pytest.raises(TypeError):  # no extractor
-      evaluator.knn(evaluator.run.devices.replicate(evaluator.run.initial_state()))
+      evaluator.scores(evaluator.run.devices.replicate(evaluator.run.initial_state()))
   assert [' and '.join(sorted(layers)) for layers in asked] == [
     ' and '.join(sorted(key.split(' and '))) for key in wanted
   ]
@@ -382,7 +382,7 @@ def test_on_the_way_only_what_is_looked_at_leaves_the_device(tmp_path, monkeypat
 @pytest.mark.parametrize('layer', ['backbone', 'projector'])
 def test_on_the_way_the_layer_is_the_config_s(layers, layer, tmp_path, monkeypatch):
   evaluator, nearest = layers(layer)
-  assert evaluator.knn(None) == {'knn1': pytest.approx(100 * np.mean(nearest % 4 == np.arange(16) % 4))}
+  assert evaluator.scores(None) == {'knn1': pytest.approx(100 * np.mean(nearest % 4 == np.arange(16) % 4))}
   drawn = []
   monkeypatch.setattr(evaluate.contact_sheet, 'draw', lambda rows, path: drawn.append(rows))
   evaluator.draw_neighbours(tmp_path / 'neighbours.png')

@@ -125,7 +125,7 @@ def test_images_of_another_stored_size_are_cropped_on_the_device(tmp_path, monke
 
 def test_arrays_that_are_not_to_be_on_the_device_are_not_put_there(tmp_path, monkeypatch):
   chosen = run.prepare(tiny(tmp_path, **{'data.on_device': 'no'}))
-  assert features.ready(chosen.train, 12)
+  assert chosen.train.ready(12)
   monkeypatch.delattr(finetune, '_device_epochs')
   fit(((lambda devices: chosen), chosen.initial_state()), 1, dataclasses.replace(SHORT, epochs=1), frozen=False)
 
