@@ -7,7 +7,6 @@ tokens = source.vocabulary.encode(['Two dogs run.'], 32)  # uint16 [1, 32]
 import collections
 import functools
 import gzip
-import io
 import lzma
 import os
 import pathlib
@@ -148,8 +147,8 @@ def read(path: str | os.PathLike) -> Iterator[str]:
   if not path or not file.is_file():
     raise ValueError(f'data.path = {str(path)!r} is no file: give one with a sentence a line (.txt, .txt.xz, .txt.gz)')
   try:
-    with OPENERS.get(file.suffix, open)(file, 'rb') as packed:
-      lines = [line.strip() for line in io.TextIOWrapper(packed, encoding='utf-8')]
+    with OPENERS.get(file.suffix, open)(file, 'rt', encoding='utf-8') as text:
+      lines = [line.strip() for line in text]
   except (UnicodeDecodeError, lzma.LZMAError, EOFError, zlib.error, gzip.BadGzipFile) as error:
     raise ValueError(f'data.path = {str(path)!r} is no whole text file ({error}): give one of UTF-8') from error
   if not any(lines):

@@ -1,0 +1,204 @@
+"""A run of sentences from its file to its report: the same on any devices, interrupted or not, with any method."""
+
+import json
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from configs import base, sentences
+from ssl_jax import config, export, report, run, train, weights
+from ssl_jax.evals import evaluate, sts
+from tests.test_train import asked_to_stop_at, final
+
+WORDS = ['a', 'the', 'dog', 'cat', 'man', 'woman', 'runs', 'sleeps', 'eats', 'red', 'blue', 'house', 'in', 'on', 'near']
+
+
+def small(tmp_path, **changes):
+  """64 sentences of seven words, a narrow BERT, 6 steps."""
+  rng = np.random.default_rng(0)
+  line = lambda: ' '.join(rng.choice(WORDS, 7)) + '.'
+  if not (file := tmp_path / 'sentences.txt').exists():
+    file.write_text('\n'.join(line() for _ in range(64)))
+    (tmp_path / 'sts').mkdir()
+    pairs = [f'test\t{rng.uniform(0, 5):.2f}\t{line()}\t{line()}\n' for _ in range(20)]
+    (tmp_path / 'sts' / 'stsb.tsv').write_text(''.join(pairs))
+    (tmp_path / 'sts' / 'sts12.tsv').write_text(''.join(pairs[:9]))
+  chosen = sentences.get_config()
+  settings = {
+    'data.path': str(file),
+    'data.tokens': 8,
+    'model': dict(name='bert_tiny', width=16, depth=1, vocabulary=200, pooling='mean'),
+    'dtype': 'float32',
+    'batch_size': 16,
+    'steps': 6,
+    'optimizer.learning_rate': 0.01,
+    'parallel.devices': 1,
+    'eval': dict(sts=str(tmp_path / 'sts'), every_epochs=1, batch_size=16),
+    'log': dict(every_steps=1, tensorboard=False),
+  }
+  for key, value in (settings | changes).items():
+    config.override(chosen, key, value)
+  config.validate(chosen, base.get_config())
+  return chosen
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """(where the data lies, the workdir of a finished run, its config)"""
+  folder = tmp_path_factory.mktemp('sentences')
+  chosen = small(folder, **{'eval.at_start': True, 'eval.at_end': True})
+  train.train(chosen, str(folder / 'run'))
+  return folder, folder / 'run', chosen
+
+
+def test_rows_and_summary_have_the_correlations(trained):
+  _, workdir, _ = trained
+  rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+  names = {'spearman_stsb', 'spearman_sts12', 'spearman_mean'}
+  judged = [row for row in rows if names <= row.keys()]
+  assert [row['step'] for row in judged] == [0, 4, 6]
+  assert all(row['spearman_mean'] == np.mean([row['spearman_stsb'], row['spearman_sts12']]) for row in judged)
+  assert all('sentences_per_second' in row for row in rows if 'loss' in row)
+  losses = [row['loss'] for row in rows if 'loss' in row]
+  assert losses[-1] < losses[0]
+  assert json.loads((workdir / 'summary.json').read_text())['spearman_stsb'] == judged[-1]['spearman_stsb']
+
+
+def test_the_evaluation_is_what_slow_loops_find(trained):
+  folder, workdir, chosen = trained
+  prepared = run.prepare(chosen)
+  evaluator = evaluate.evaluator_of(prepared)
+  state = final(workdir, chosen)[1]
+  pairs = sts.read(str(folder / 'sts'))['stsb']
+
+  def features(line):
+    tokens = prepared.train.vocabulary.encode([line], 8)[0]
+    return np.asarray(prepared.method.features(*state.evaluated, prepared.normalize(tokens)[None])['backbone'][0])
+
+  cosine = lambda a, b: a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+  cosines = [cosine(features(a), features(b)) for a, b in zip(pairs.first, pairs.second, strict=True)]
+  found = json.loads((workdir / 'evaluation.json').read_text())
+  np.testing.assert_allclose(found['spearman_stsb'], sts.spearman(np.array(cosines), pairs.score), atol=1e-6)
+  alike = [1 - c for c, score in zip(cosines, pairs.score, strict=True) if score >= sts.ALIKE]
+  np.testing.assert_allclose(found['measures']['backbone']['alignment'], 2 * np.mean(alike), rtol=1e-4)
+  again = evaluator.scores(prepared.devices.replicate(state))
+  assert again == {name: found[name] for name in again}
+
+
+@pytest.mark.parametrize('changes', [{'parallel.devices': 2}, {'parallel.devices': 2, 'parallel.map': 'shard_map'}])
+def test_two_devices_make_the_same_run(trained, tmp_path, changes):
+  """With the dropout of each sentence where it was."""
+  folder, workdir, chosen = trained
+  other = small(folder, **changes)
+  train.train(other, str(tmp_path / 'two'))
+  (one, state), (two, again) = final(workdir, chosen), final(tmp_path / 'two', other)
+  np.testing.assert_allclose(two, one, rtol=1e-4)
+  chex.assert_trees_all_close(again.params, state.params, atol=1e-3)  # Adam divides by small numbers
+
+
+def test_an_interrupted_run_is_the_same_run(trained, tmp_path):
+  folder, workdir, chosen = trained
+  with asked_to_stop_at(3), pytest.raises(train.Interrupted, match='stopped at step 3 of 6'):
+    train.train(small(folder), str(tmp_path / 'again'))
+  train.train(small(folder), str(tmp_path / 'again'))
+  (one, state), (two, again) = final(workdir, chosen), final(tmp_path / 'again', chosen)
+  assert one == two
+  chex.assert_trees_all_equal(again.params, state.params)
+
+
+@pytest.mark.parametrize('method', ['simclr', 'moco'])
+def test_other_methods_take_sentences(trained, tmp_path, method):
+  temperature = dict(name='shifted_cosine', tau_min=0.03, tau_max=0.05, shift=-0.4, scale=0.7)
+  changes = {
+    'simclr': {'method': dict(name='simclr'), 'temperature': temperature},
+    'moco': {'method': dict(name='moco', queue=32)},
+  }[method]
+  train.train(small(trained[0], **changes, **{'steps': 2, 'eval.every_epochs': 0}), str(tmp_path / method))
+
+
+def test_the_exported_encoder_gives_the_same_features_and_starts_another_run(trained, tmp_path):
+  folder, workdir, chosen = trained
+  out = export.export(chosen, str(workdir))
+  assert {file.name for file in out.iterdir()} == {
+    *('encoder.safetensors', 'encoder.jax', 'projector.safetensors', 'README.md', 'vocab.txt')
+  }
+  prepared = run.prepare(chosen)
+  assert (out / 'vocab.txt').read_text().split() == list(prepared.train.vocabulary.pieces)
+  tokens = prepared.train.items[:3]
+  program = jax.export.deserialize(bytearray((out / 'encoder.jax').read_bytes()))
+  state = final(workdir, chosen)[1]
+  expected = prepared.method.features(*state.evaluated, jax.vmap(prepared.normalize)(tokens))['backbone']
+  np.testing.assert_allclose(program.call(tokens), expected, atol=1e-5)
+  started = {'init': str(out / 'encoder.safetensors'), 'data.vocabulary': str(out / 'vocab.txt')}
+  other = run.prepare(small(folder, **started))
+  chex.assert_trees_all_equal(other.initial_state().params['network']['encoder'], state.params['network']['encoder'])
+  results = evaluate.evaluate(small(folder, **started), str(tmp_path / 'judged'))
+  assert results['step'] == 0
+  found = json.loads((workdir / 'evaluation.json').read_text())
+  assert results['spearman_mean'] == pytest.approx(found['spearman_mean'], abs=1e-6)
+
+
+def test_the_report_shows_the_correlations(trained):
+  _, workdir, _ = trained
+  text = report.report(workdir).read_text()
+  assert 'Spearman, stsb, × 100' in text and 'train sentences' in text
+
+
+def test_views_are_of_images(trained, tmp_path):
+  with pytest.raises(ValueError, match=r"^data\.source = 'text' has no pictures"):
+    evaluate.draw_views(trained[2], str(tmp_path))
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    (
+      {'model': dict(name='resnet_tiny')},
+      r"model\.name = 'resnet_tiny' does not read data\.source = 'text': give bert",
+    ),
+    (
+      {'augment': dict(name='simclr')},
+      r"augment\.name = 'simclr' has no meaning for sentences: set augment\.name=drop",
+    ),
+    ({'eval.k': (5,)}, r'eval\.k = \(5,\) has no meaning for sentences: set eval\.k=\(\)'),
+    ({'probe': 0.1}, r'probe = 0\.1 has no meaning for sentences: set probe=0\.0'),
+    ({'model.vocabulary': 20}, r'model\.vocabulary = 20 is less than the \d+ pieces of data\.vocabulary'),
+    ({'data.path': 'nowhere.txt'}, r"data\.path = 'nowhere\.txt' is no file"),
+    ({'data.vocabulary': 'nowhere.txt'}, r"data\.vocabulary = 'nowhere\.txt' is no file"),
+    ({'init': 'nowhere.safetensors'}, r"init = 'nowhere\.safetensors' is no file"),
+  ],
+)
+def test_mistakes_are_told_before_anything_is_compiled(trained, changes, message):
+  with pytest.raises(ValueError, match='^' + message):
+    run.prepare(small(trained[0], **changes))
+
+
+def test_sentences_need_pairs_to_be_judged(trained, tmp_path):
+  with pytest.raises(ValueError, match=r"^eval\.sts = '' names no pairs"):
+    evaluate.evaluate(small(trained[0], init='random', **{'eval.sts': ''}), str(tmp_path))
+  with pytest.raises(ValueError, match=r"^eval\.sts = 'nowhere' is no folder"):
+    train.train(small(trained[0], **{'eval.sts': 'nowhere'}), str(tmp_path / 'run'))
+
+
+def test_an_encoder_of_sentences_is_refused_for_images():
+  chosen = config.load('configs/cifar10.py', ['model.name=bert_tiny'])
+  with pytest.raises(ValueError, match=r"^model\.name = 'bert_tiny' does not read data\.source = 'tfds'"):
+    run.try_network(chosen)
+
+
+def test_every_variant_makes_a_network():
+  for variant in sentences.VARIANTS:
+    chosen = config.load(f'configs/sentences.py:{variant}', ['model.depth=1'])
+    run.try_network(chosen)
+    assert run.augments_of(chosen, on_device=True)[0]
+
+
+def test_files_of_images_are_not_taken_for_bert_s(trained, tmp_path):
+  import safetensors.numpy
+
+  safetensors.numpy.save_file({'conv1.weight': np.ones((1, 1), np.float32)}, tmp_path / 'resnet.safetensors')
+  encoder = run.prepare(trained[2]).method.network.encoder
+  with pytest.raises(ValueError, match=r"has 'conv1\.weight', which the encoder has not"):
+    weights.load(tmp_path / 'resnet.safetensors', encoder, 8)
