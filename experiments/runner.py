@@ -159,7 +159,8 @@ class Child:
       raise ValueError(f'evaluation.json is of step {evaluation["step"]}; the last is {summary["steps"]}')
     config['data']['path'] = ''
     images = summary['images']
-    seconds = [images / r['images_per_second'] for r in _metrics(self.workdir) if 'images_per_second' in r]
+    rates = [rate for r in _metrics(self.workdir) for name, rate in r.items() if name.endswith('_per_second')]
+    seconds = [images / rate for rate in rates]
     metrics = {k: v for k, v in evaluation.items() if isinstance(v, int | float) and k not in ('step', 'epoch')}
     metrics |= {f'{layer}/{k}': v for layer, found in evaluation['measures'].items() for k, v in found.items()}
     with np.load(self.workdir / 'evaluation.npz') as stored:

@@ -92,7 +92,7 @@ LATER = {'init': '', 'data.stored_size': 0, 'data.tokens': 32, 'data.vocabulary'
 # Keys that change neither what a run computes nor how it is judged.
 IRRELEVANT = (
   *(key for key in HARMLESS if key != 'eval'),
-  *(f'eval.{key}' for key in ('every_epochs', 'measures', 'at_start', 'at_end', 'batch_size', 'data.path')),
+  *(f'eval.{key}' for key in ('every_epochs', 'measures', 'at_start', 'at_end', 'batch_size', 'data.path', 'sts')),
 )
 
 

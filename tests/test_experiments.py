@@ -23,7 +23,7 @@ from tests.test_train import tiny
 ROOT = pathlib.Path(__file__).parent.parent
 SWEEPS = {
   name: importlib.import_module(f'experiments.{name}.sweep').SWEEP
-  for name in ('dystress', 'behaviour', 'cacr', 'supervised', 'baselines', 'long_tail')
+  for name in ('dystress', 'behaviour', 'cacr', 'supervised', 'baselines', 'long_tail', 'sentences')
 }
 
 # In the place of main.py. τ tells it what to do: 0.9 fails, 0.8 waits to be interrupted, 0.7 waits for another run,
@@ -127,7 +127,8 @@ def test_every_row_is_a_sound_config(name):
     assert set(row.published) <= {column.metric for column in sweep.columns}
     config = sweep.resolve(row, 0)
     methods.create(config, steps_per_epoch=390, total_steps=390 * config['epochs'])
-    assert config['data']['name'] == ('cifar100' if row.name.startswith('cifar100_') else 'cifar10')
+    images = 'cifar100' if row.name.startswith('cifar100_') else 'cifar10'
+    assert config['data']['name'] == ('sentences' if name == 'sentences' else images)
     assert config['eval']['at_end']
     assert config['log']['every_steps'] == sweep.images // config['batch_size']
     resolved.append(json.dumps(config))

@@ -142,6 +142,13 @@ def test_cosine_after_warm_up():
   np.testing.assert_allclose([rate(s) for s in range(51)], expected, atol=1e-6)
 
 
+def test_a_line_to_zero_after_warm_up():
+  optimizer = section(schedule='linear', warmup_epochs=1.0, learning_rate=2.0)
+  rate = optim.rate(optimizer, batch_size=8, steps_per_epoch=5, total_steps=25)
+  expected = [2 * s / 5 if s < 5 else 2 * (25 - s) / 20 for s in range(26)]
+  np.testing.assert_allclose([rate(s) for s in range(26)], expected, atol=1e-6)
+
+
 @pytest.mark.parametrize('warmup', [0.0, 1.0])
 def test_steps_at_the_milestones(warmup):
   optimizer = section(schedule='step', learning_rate=1.0, milestones=(3, 5), decay=0.1, warmup_epochs=warmup)
