@@ -39,7 +39,7 @@ def get_config(arg=''):
   config.imbalance = dict(name='none')  # named: which training images stay; a rule of ssl_jax/data/imbalance.py
 
   config.views = 2  # augmented views of each image
-  config.augment = dict(name='dystress_cifar')  # named: a preset of ssl_jax/data/augment.py and what to change in it
+  config.augment = dict(name='dystress_cifar')  # named: a preset of ssl_jax/data/augment.py and changes; text: dropout
   config.augment_other = dict()  # what to change in it for every second view (asymmetric views)
 
   config.small_crops = ConfigDict()  # multi-crop: further views of an image, small in pixels and in what they show
@@ -52,7 +52,7 @@ def get_config(arg=''):
   config.method = dict(name='simclr')  # named: a method of ssl_jax/methods
   config.loss = dict(name='info_nce')  # named: a loss of ssl_jax/losses
   config.temperature = dict(name='constant', tau=0.2)  # named: ssl_jax/temperature.py; none for a loss without one
-  config.init = ''  # a .safetensors file (of --mode=export, or torchvision's) to start from or to judge; or random
+  config.init = ''  # a .safetensors file (--mode=export's, torchvision's, BERT's) to start from or to judge; or random
   config.ema = 0.0  # above 0, such as 0.999: evaluations use the average of the weights with this decay
   config.probe = 0.0  # above 0, such as 0.001: a linear classifier learns beside the encoder, at this rate of Adam
 

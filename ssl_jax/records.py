@@ -176,6 +176,7 @@ def finish(workdir: pathlib.Path, summary: Mapping) -> None:
     'evaluation.json': 'every evaluation',
     'metrics.jsonl': 'every logged step',
     'neighbours.png': 'test images and their nearest training images',
+    'neighbours.txt': 'sentences and those that are nearest',
     'tensorboard': 'the same for TensorBoard',
     'checkpoints': 'the weights',
     'config.json': 'the config',

@@ -13,6 +13,7 @@ from flax import linen as nn
 from ml_collections import ConfigDict
 
 from ssl_jax import methods, models, optim, weights
+from ssl_jax.config import flatten
 from ssl_jax.data import augment, imbalance, pipeline, sentences, sources
 from ssl_jax.names import nearest
 from ssl_jax.parallel import AXIS, Devices
@@ -175,10 +176,13 @@ OF_IMAGES = {
   'small_crops.number': 0,
   'imbalance.name': 'none',
   'probe': 0.0,
-  'eval.k': (),
+  'data.stored_size': 0,
+  'data.on_device': 'auto',
+  'eval.k': [],
   'eval.linear': '',
   'eval.finetune': '',
   'eval.measures': False,
+  'eval.data.name': '',
 }
 
 
@@ -199,11 +203,10 @@ def check_kind(config: ConfigDict, encoder: nn.Module) -> None:
     raise ValueError(
       f'model.name = {config.model.name!r} does not read data.source = {config.data.source!r}: give {mend}'
     )
+  given = flatten(config)
   for key, value in OF_IMAGES.items() if of_text(config) else ():
-    section, _, last = key.rpartition('.')
-    given = (config[section] if section else config)[last]
-    if given != value:
-      raise ValueError(f'{key} = {given!r} has no meaning for sentences: set {key}={value}')
+    if given[key] != value:
+      raise ValueError(f'{key} = {given[key]!r} has no meaning for sentences: set {key}={value!r}')
 
 
 def stored_size(config: ConfigDict) -> int:

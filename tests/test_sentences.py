@@ -146,6 +146,18 @@ def test_the_report_shows_the_correlations(trained):
   assert 'Spearman, stsb, × 100' in text and 'train sentences' in text
 
 
+def test_the_nearest_sentences_are_written_down(trained):
+  folder, workdir, _ = trained
+  lines = (workdir / 'neighbours.txt').read_text().splitlines()
+  known = set((folder / 'sts' / 'stsb.tsv').read_text().replace('\n', '\t').split('\t'))
+  assert len(lines) == 10 * 5 - 1
+  for start in range(0, len(lines), 5):
+    query, *others = lines[start : start + 4]
+    cosines, found = zip(*(line.strip().split('  ') for line in others), strict=True)
+    assert {query, *found} <= known and query not in found
+    assert list(map(float, cosines)) == sorted(map(float, cosines), reverse=True)
+
+
 def test_views_are_of_images(trained, tmp_path):
   with pytest.raises(ValueError, match=r"^data\.source = 'text' has no pictures"):
     evaluate.draw_views(trained[2], str(tmp_path))
@@ -160,9 +172,9 @@ def test_views_are_of_images(trained, tmp_path):
     ),
     (
       {'augment': dict(name='simclr')},
-      r"augment\.name = 'simclr' has no meaning for sentences: set augment\.name=drop",
+      r"augment\.name = 'simclr' has no meaning for sentences: set augment\.name='drop",
     ),
-    ({'eval.k': (5,)}, r'eval\.k = \(5,\) has no meaning for sentences: set eval\.k=\(\)'),
+    ({'eval.k': (5,)}, r'eval\.k = \[5\] has no meaning for sentences: set eval\.k=\[\]'),
     ({'probe': 0.1}, r'probe = 0\.1 has no meaning for sentences: set probe=0\.0'),
     ({'model.vocabulary': 20}, r'model\.vocabulary = 20 is less than the \d+ pieces of data\.vocabulary'),
     ({'data.path': 'nowhere.txt'}, r"data\.path = 'nowhere\.txt' is no file"),

@@ -4,12 +4,14 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping
 
+import jax
 import numpy as np
 from scipy.stats import rankdata
 
 from ssl_jax import records
+from ssl_jax.checkpoint import write_text
 from ssl_jax.data.sentences import Sentences
-from ssl_jax.evals import features, metrics
+from ssl_jax.evals import features, knn, metrics
 from ssl_jax.run import Run
 from ssl_jax.state import State
 
@@ -81,7 +83,8 @@ class Evaluator:
 
   def scores(self, state: State) -> dict[str, float]:
     """{'spearman_sts12': percent, ..., 'spearman_mean': percent}; the state is on devices."""
-    return self._ranked(self._features(state)[self.run.config.eval.features])
+    self.latest = self._features(state)[self.run.config.eval.features]  # for the neighbours
+    return self._ranked(self.latest)
 
   def at_start(self, state: State) -> dict[str, float]:
     """The same of the encoder before training; the state is a host's."""
@@ -103,8 +106,17 @@ class Evaluator:
     records.write_evaluation(workdir, results, {}, f'step {results["step"]}')
     return results
 
-  def draw_neighbours(self, path: pathlib.Path) -> None:
-    """Sentences have no picture."""
+  def draw_neighbours(self, path: pathlib.Path, rows: int = 10, per_row: int = 3) -> None:
+    """In the place of a picture, a text: sentences, and below each those that are nearest by the last scores."""
+    lines = list(self._place)
+    chosen = np.arange(min(rows, len(lines))) * (len(lines) // min(rows, len(lines)))
+    nearest, cosines = knn.neighbours(self.latest, self.latest[chosen], min(per_row + 1, len(lines)))
+    told = []
+    for query, places, found in zip(chosen, nearest, cosines, strict=True):
+      others = [(place, s) for place, s in zip(places, found, strict=True) if place != query][:per_row]
+      told += [lines[query], *(f'  {s:.2f}  {lines[place]}' for place, s in others), '']
+    if jax.process_index() == 0:
+      write_text(path.with_suffix('.txt'), '\n'.join(told))
 
   def _features(self, state: State) -> dict[str, np.ndarray]:
     """Of all sentences, once each, of length 1."""
