@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from ssl_jax import methods, models, optim, weights
 from ssl_jax.config import flatten
 from ssl_jax.data import augment, imbalance, pipeline, sentences, sources
+from ssl_jax.models import bert
 from ssl_jax.names import nearest
 from ssl_jax.parallel import AXIS, Devices
 from ssl_jax.probe import Probe
@@ -312,7 +313,7 @@ def host_batches(
 def augments_of(config, on_device: bool):
   """The augmentation of each view, the view that evaluations take, and the way back to pixels."""
   if of_text(config):
-    return [sentences.view] * config.views, sentences.seen, None
+    return [bert.view] * config.views, bert.seen, None
   common = dict(size=config.data.image_size) | ({} if on_device else dict(crop=False))  # the host has cropped already
   settings, other = (s | common for s in augment_settings(config))
   if on_device and not (settings['crop'] and other['crop']):

@@ -28,7 +28,7 @@ ALLOWED = {
   'methods': LOSSES | {'models', 'methods'},
   'weights': {'models'},
   'step': {'methods', 'probe', 'state'},
-  'run': {'methods', 'optim', 'data', 'parallel', 'probe', 'state', 'weights'},
+  'run': {'config', 'methods', 'models', 'optim', 'data', 'parallel', 'probe', 'state', 'weights'},
 }
 ALLOWED['figures'] = LOSSES | {'figures'}
 ALLOWED['page'] = {'figures', 'checkpoint'}

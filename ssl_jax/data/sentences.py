@@ -1,4 +1,4 @@
-"""Sentences as token ids: BERT's uncased WordPiece, a file with one sentence a line, and views that differ in dropout.
+"""Sentences as token ids: a file with one sentence a line, and BERT's uncased WordPiece.
 
 source = load(config.data)  # .items: uint16 [N, T], .vocabulary
 tokens = source.vocabulary.encode(['Two dogs run.'], 32)  # uint16 [1, 32]
@@ -14,13 +14,11 @@ import unicodedata
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.data import sources
-from ssl_jax.models.bert import KEY_WORDS, PAD
 
+PAD = 0  # the token that fills a sentence up, as BERT numbers it
 SPECIAL = ('[PAD]', '[UNK]', '[CLS]', '[SEP]')
 BERT_SIZE = 30522  # entries of BERT's uncased vocabulary
 CHARACTERS = 1000  # the most frequent ones, that a vocabulary of our own can spell any word with
@@ -154,13 +152,3 @@ def read(path: str | os.PathLike) -> Iterator[str]:
   if not any(lines):
     raise ValueError(f'data.path = {str(path)!r} holds no sentence: give one a line')
   return (line for line in lines if line)
-
-
-def view(key: jax.Array, tokens: jax.Array) -> jax.Array:
-  """A view of one sentence: its tokens, and the key that its dropout follows from.  [T] -> uint32 [T + 2]"""
-  return jnp.concatenate([tokens.astype(jnp.uint32), jax.random.bits(key, (KEY_WORDS,), jnp.uint32)])
-
-
-def seen(tokens: jax.Array) -> jax.Array:
-  """What evaluations show the encoder: a sentence without dropout.  [T] -> uint32 [T + 2]"""
-  return jnp.concatenate([tokens.astype(jnp.uint32), jnp.zeros(KEY_WORDS, jnp.uint32)])

@@ -17,6 +17,16 @@ _NORMAL = nn.initializers.normal(0.02)
 _Norm = functools.partial(LayerNorm, epsilon=1e-12)
 
 
+def view(key: jax.Array, tokens: jax.Array) -> jax.Array:
+  """A view of one sentence: its tokens, and the key that its dropout follows from.  [T] -> uint32 [T + 2]"""
+  return jnp.concatenate([tokens.astype(jnp.uint32), jax.random.bits(key, (KEY_WORDS,), jnp.uint32)])
+
+
+def seen(tokens: jax.Array) -> jax.Array:
+  """What evaluations show the encoder: a sentence without dropout.  [T] -> uint32 [T + 2]"""
+  return jnp.concatenate([tokens.astype(jnp.uint32), jnp.zeros(KEY_WORDS, jnp.uint32)])
+
+
 def drop(keys: jax.Array, place: int, rate: float, x: jax.Array) -> jax.Array:
   """Dropout of each example by its own key, so that no mask depends on the batch or the device; [N], [N, ...]"""
   if keys is None or not rate:

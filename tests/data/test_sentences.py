@@ -6,7 +6,6 @@ import os
 import pathlib
 import unicodedata
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -146,15 +145,6 @@ def test_a_vocabulary_file_keeps_its_numbers(tmp_path, vocabulary):
   file = tmp_path / 'vocab.txt'
   file.write_text('\n'.join(vocabulary.pieces) + '\n')
   assert sentences.Vocabulary.read(file).pieces == vocabulary.pieces
-
-
-def test_views_of_a_sentence_share_its_tokens_and_differ_in_their_key(vocabulary):
-  tokens = vocabulary.encode(['playing all.'], 8)[0]
-  first, second = (np.asarray(sentences.view(jax.random.key(k), tokens)) for k in (0, 1))
-  np.testing.assert_array_equal(first[:8], tokens)
-  np.testing.assert_array_equal(second[:8], tokens)
-  assert (first[8:] != second[8:]).all()
-  np.testing.assert_array_equal(sentences.seen(tokens), [*tokens, 0, 0])
 
 
 @pytest.mark.skipif('SSL_JAX_TEST_DATA' not in os.environ, reason='SSL_JAX_TEST_DATA names no folder')

@@ -8,7 +8,7 @@ import safetensors.numpy
 import torch
 
 from ssl_jax import models, weights
-from ssl_jax.models.bert import drop
+from ssl_jax.models import bert
 
 KEY = jax.random.key(0, impl='rbg')
 SMALL = dict(width=24, depth=2, heads=3, vocabulary=50, positions=12)
@@ -119,6 +119,15 @@ def test_what_fills_a_sentence_up_changes_nothing():
   np.testing.assert_allclose(apply(longer), apply(short), atol=1e-5)
 
 
+def test_views_of_a_sentence_share_its_tokens_and_differ_in_their_key():
+  tokens = np.array([2, 7, 9, 3, 0, 0], np.uint16)
+  first, second = (np.asarray(bert.view(jax.random.key(k), tokens)) for k in (0, 1))
+  np.testing.assert_array_equal(first[:6], tokens)
+  np.testing.assert_array_equal(second[:6], tokens)
+  assert (first[6:] != second[6:]).all()
+  np.testing.assert_array_equal(bert.seen(tokens), [*tokens, 0, 0])
+
+
 def test_dropout_follows_from_a_sentence_s_own_key():
   module, x = small(dropout=0.3), batch()
   variables = init(module)
@@ -136,11 +145,11 @@ def test_dropout_follows_from_a_sentence_s_own_key():
 
 def test_dropout_keeps_the_mean_and_its_places_differ():
   keys, x = jax.random.split(jax.random.key(1), 40), jnp.ones((40, 500))
-  first, second = (np.asarray(drop(keys, place, 0.25, x)) for place in (0, 1))
+  first, second = (np.asarray(bert.drop(keys, place, 0.25, x)) for place in (0, 1))
   assert set(np.unique(first)) == {0.0, np.float32(1 / 0.75)}
   np.testing.assert_allclose((first == 0).mean(), 0.25, atol=0.02)
   np.testing.assert_allclose(((first == 0) & (second == 0)).mean(), 0.25**2, atol=0.02)  # independent
-  np.testing.assert_array_equal(drop(None, 0, 0.25, x), x)
+  np.testing.assert_array_equal(bert.drop(None, 0, 0.25, x), x)
 
 
 def test_layers_computed_again_give_the_same():
