@@ -10,6 +10,7 @@ import pytest
 
 from configs import base
 from ssl_jax import checkpoint, config, records, run, train
+from ssl_jax.evals import evaluate
 
 STEPS = 20
 
@@ -125,7 +126,7 @@ def test_interrupted_and_resumed_is_bit_identical(reference, stop_at, tmp_path):
 def test_a_stop_in_the_last_step_leaves_the_evaluation_to_the_same_command(tmp_path, monkeypatch):
   chosen = tiny(tmp_path, **{'steps': 2, 'eval.at_end': True})
   judged = []
-  monkeypatch.setattr(train.Evaluator, 'judge', lambda _, state, workdir: judged.append(int(state.step)))
+  monkeypatch.setattr(evaluate.Evaluator, 'judge', lambda _, state, workdir: judged.append(int(state.step)))
   stop = type('Stop', (), {'is_set': lambda _: (tmp_path / 'run' / 'summary.json').exists()})()
   with monkeypatch.context() as patched:
     patched.setattr(train, '_stop_requests', lambda: contextlib.nullcontext(stop))
@@ -264,7 +265,7 @@ def test_the_last_step_is_saved_before_it_is_judged(tmp_path, monkeypatch):
     raise ValueError('the test images cannot be read')
 
   with monkeypatch.context() as patched, pytest.raises(ValueError, match='cannot be read'):
-    patched.setattr(train.Evaluator, 'knn', fails)
+    patched.setattr(evaluate.Evaluator, 'scores', fails)
     train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
   assert [path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()] == ['2']
   for _ in range(2):  # the same command judges it, and writes that down once

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ssl_jax import run
-from ssl_jax.data import augment, pipeline
-from ssl_jax.evals import evaluate, features, finetune, linear
+from ssl_jax.data import augment, pipeline, sources
+from ssl_jax.evals import evaluate, finetune, linear
 from tests.test_train import tiny
 
 SHORT = dataclasses.replace(finetune.FULL, epochs=4, milestones=(3,), learning_rate=0.05, batch=16)
@@ -153,7 +153,7 @@ def test_the_same_classifier_from_images_on_the_device_and_from_the_host(tmp_pat
   prepared = (lambda devices: chosen), chosen.initial_state()
   one_by_one = fit(prepared, 1, protocol, frozen=frozen)
   with monkeypatch.context() as patched:
-    patched.setattr(features, 'ready', lambda source, size: False)
+    patched.setattr(sources.Arrays, 'ready', lambda source, size: False)
     from_host = fit(prepared, 1, protocol, frozen=frozen)
   chosen.config.parallel.steps_per_call = 3  # an epoch has 4
   scanned = fit(prepared, 1, protocol, frozen=frozen)
