@@ -68,6 +68,7 @@ def get_config(arg=''):
   config.optimizer.warmup_epochs = 0.0  # linear from zero
   config.optimizer.milestones = (160, 190)  # epochs, of schedule step
   config.optimizer.decay = 0.1
+  config.optimizer.clip = 0.0  # the norm that a step's gradient is cut to where it is longer (0: as it is)
 
   config.parallel = ConfigDict()
   config.parallel.map = 'pmap'  # pmap or shard_map: the same update, the same numbers

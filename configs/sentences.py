@@ -39,6 +39,7 @@ def get_config(arg=''):
   config.optimizer.learning_rate = 3e-5
   config.optimizer.weight_decay = 0.0
   config.optimizer.schedule = 'linear'
+  config.optimizer.clip = 1.0  # of the trainer that SimCSE's code uses
   config.eval.k = ()
   config.eval.linear = ''
   return base.options(config, arg, VARIANTS)

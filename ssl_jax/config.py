@@ -64,6 +64,7 @@ LEAST = {
   'optimizer.weight_decay': (0, True),
   'optimizer.warmup_epochs': (0, True),
   'optimizer.decay': (0, False),
+  'optimizer.clip': (0, True),
   'parallel.devices': (0, True),
   'parallel.cpu_devices': (1, True),
   'parallel.steps_per_call': (0, True),
@@ -87,7 +88,7 @@ HARMLESS = (
 )
 
 # Keys that are younger than runs which may go on, with what those runs did.
-LATER = {'init': '', 'data.stored_size': 0, 'data.tokens': 32, 'data.vocabulary': ''}
+LATER = {'init': '', 'data.stored_size': 0, 'data.tokens': 32, 'data.vocabulary': '', 'optimizer.clip': 0.0}
 
 # Keys that change neither what a run computes nor how it is judged.
 IRRELEVANT = (

@@ -180,7 +180,7 @@ import jax.export
 
 with open('encoder.jax', 'rb') as file:
   encoder = jax.export.deserialize(bytearray(file.read()))
-features = encoder.call(tokens)  # uint16 [n, {tokens}], filled up with 0 -> float32 [n, {about['features']}]
+features = encoder.call(tokens)  # uint16 [n, {tokens}] of vocab.txt, then 0 -> float32 [n, {encoder.width}]
 ```
 
 ## ssl_jax

@@ -85,11 +85,12 @@ CURVES = {
 @style()
 def training(rows: Sequence[Mapping[str, float]]) -> dict:
   """{name: figure} over the epochs: loss, learning rate, temperature, similarity of positives, accuracies, measures."""
-  accuracies = sorted({k for row in rows for k in row if re.fullmatch(r'knn\d+|probe|spearman_.*', k)})
+  accuracies = sorted({k for row in rows for k in row if re.fullmatch(r'knn\d+|probe', k)})
   epochs = [(row['step'], row['epoch']) for row in rows if 'epoch' in row]
   per_step = epochs[-1][1] / epochs[-1][0] if epochs else 1
   known = {name for row in rows for name in row}
   plots = CURVES | {'accuracy': ('accuracy, %', {name: name for name in accuracies})}
+  plots |= {'correlation': ('Spearman, × 100', {'mean': 'spearman_mean'})}
   plots = {plot: (title, names) for plot, (title, names) in plots.items() if known & set(names.values())}
   drawn = {}
   for i, (plot, (title, names)) in enumerate(plots.items()):

@@ -84,6 +84,9 @@ def create(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransf
   decay, exempt = optimizer['weight_decay'], optimizer['exempt']
   if optimizer['name'] == 'adamw':
     b1, b2 = optimizer['betas']
-    return for_strict_promotion(optax.adamw(schedule, b1=b1, b2=b2, weight_decay=decay, mask=_decay_mask(exempt)))
-  make = {'sgd': sgd, 'lars': lars}[optimizer['name']]
-  return make(schedule, momentum=optimizer['momentum'], weight_decay=decay, exempt=exempt)
+    made = for_strict_promotion(optax.adamw(schedule, b1=b1, b2=b2, weight_decay=decay, mask=_decay_mask(exempt)))
+  else:
+    make = {'sgd': sgd, 'lars': lars}[optimizer['name']]
+    made = make(schedule, momentum=optimizer['momentum'], weight_decay=decay, exempt=exempt)
+  # The others' states have no place for a clip, and runs that go on have theirs saved.
+  return optax.chain(optax.clip_by_global_norm(optimizer['clip']), made) if optimizer['clip'] else made

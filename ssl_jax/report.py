@@ -18,7 +18,7 @@ from ssl_jax.evals.tally import mean_and_spread
 from ssl_jax.page import Cards, Figure, Number, Section, Table
 
 MEASURES = {
-  'alignment': ('alignment', 'E‖x − x⁺‖² of views of an image; lower is closer'),
+  'alignment': ('alignment', 'E‖x − x⁺‖² of views of an image, or of sentences that say the same; lower is closer'),
   'uniformity': ('uniformity', 'log E exp(−2‖x − y‖²); lower is more uniform'),
   'train_uniformity': ('uniformity, training images', 'the same of images that the encoder has seen'),
   'tolerance': ('tolerance', 'E[s · same label] over all pairs'),
@@ -116,8 +116,7 @@ def _lead(run: Run) -> str:
 def _headline(run: Run) -> list[Section]:
   names = {'linear': f'linear ({run.evaluation.get("linear_protocol")}), %', 'linear_top5': 'linear, top-5, %'}
   names['finetune'] = f'{run.evaluation.get("finetune_protocol")}, %'
-  names |= {key: f'{key.replace("spearman_", "Spearman, ")}, × 100' for key in run.accuracies if 'spearman' in key}
-  label = lambda key: names.get(key, key.replace('knn', 'kNN, k = ').replace('_top5', ', top-5') + ', %')
+  label = lambda key: names.get(key) or _with_unit(key.replace('knn', 'kNN, k = ').replace('_top5', ', top-5'))
   spread = lambda key: run.evaluation.get(f'{key}_std')
   numbers = [(label(key), Number(key, value, spread=spread(key))) for key, value in run.accuracies.items()]
   spaces = run.evaluation.get('measures', {})
@@ -134,6 +133,11 @@ def _headline(run: Run) -> list[Section]:
   return [Section('Headline', text, [Cards(numbers)] if numbers else [])]
 
 
+def _with_unit(name: str) -> str:
+  """Accuracies are percentages, correlations are not."""
+  return f'Spearman, {name.removeprefix("spearman_")}, × 100' if name.startswith('spearman_') else f'{name}, %'
+
+
 def _training(run: Run) -> list[Section]:
   if not any('loss' in row for row in run.rows):
     return []
@@ -142,7 +146,8 @@ def _training(run: Run) -> list[Section]:
     'rate': 'The learning rate.',
     'tau': 'The temperature, a mean over the positives.',
     'positive': 'The mean similarity of positives.',
-    'accuracy': 'Accuracy on the test images, or the correlation of each set of sentences, on the way.',
+    'accuracy': 'Accuracy on the test images, on the way.',
+    'correlation': 'The correlation with how alike people find sentences, a mean over the sets, on the way.',
     'uniformity': 'The uniformity of the test images, lower is more uniform.',
     'entropy': 'The entropy of the negatives as CACR weighs them; the most is the logarithm of their number.',
     'gaps': 'How far the bounds of the supervised objective are from what they bound.',
@@ -280,11 +285,12 @@ def _comparison(configs: Mapping[str, Sequence[Run]]) -> list[Section]:
     [letter, seed, *(cells[letter].get(key, '–') for key in keys), config]
     for letter, config, seed in zip(letters, configs, seeds, strict=True)
   ]
-  parts = [Table(['', 'seeds', *(f'{key}, %' for key in keys), 'config'], rows)]
+  parts = [Table(['', 'seeds', *map(_with_unit, keys), 'config'], rows)]
   if keys:
-    most = max(keys, key=lambda key: sum(key in cells[name] for name in letters))  # the first that most of them have
+    # The first that most of them have; of correlations their mean.
+    most = max(keys, key=lambda key: (sum(key in cells[name] for name in letters), key == 'spearman_mean'))
     values = {name: (cells[name][most].value, cells[name][most].spread) for name in letters if most in cells[name]}
-    parts.append(Figure('accuracy', f'{most}, top-1.', figures.dots(values, f'{most}, %')))
+    parts.append(Figure('accuracy', f'{most}.', figures.dots(values, _with_unit(most))))
   logs = {
     f'{name}, seed {run.config.get("seed")}': run.rows for name, runs in groups.items() for run in runs if run.rows
   }

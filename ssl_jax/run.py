@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable, Mapping
 
 import jax
@@ -64,9 +65,11 @@ class Run:
 
   @property
   def identity(self) -> dict:
-    """What a checkpoint belongs to: the config, and how many training images it found."""
-    known = self.config.to_dict()
-    return {**known, 'data': {**known['data'], 'images': len(self.train)}}
+    """What a checkpoint belongs to: the config, how many training images it found, and the numbers of words."""
+    known, found = self.config.to_dict(), {'images': len(self.train)}
+    if of_text(self.config):
+      found['words'] = self.train.vocabulary.digest
+    return {**known, 'data': {**known['data'], **found}}
 
   def initial_state(self) -> State:
     """The state before the first step, on the host."""
@@ -109,6 +112,8 @@ def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -
     )
   encoder = try_network(config)  # a mistake is told before the data is read
   given = config.init not in ('', 'random') and not resumed
+  if given and of_text(config) and not config.data.vocabulary:
+    raise ValueError(f"data.vocabulary = '' does not number words as init = {config.init!r} does: give its vocab.txt")
   start = weights.load(config.init, encoder, input_size(config)) if given else None
   augments_of(config, on_device=True)
   judged(config)
@@ -118,7 +123,11 @@ def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -
   if not len(train):
     raise ValueError(f'data.train_split = {config.data.train_split!r} has no readable image: look at data.path')
   if trains and len(train) < config.batch_size:
-    raise ValueError(f'batch_size = {config.batch_size} is larger than the {len(train)} training images: lower it')
+    what = 'sentences' if of_text(config) else 'training images'
+    raise ValueError(f'batch_size = {config.batch_size} is larger than the {len(train)} {what}: lower it')
+  if of_text(config) and encoder.vocabulary < len(train.vocabulary):
+    pieces = f'{len(train.vocabulary):,} pieces of {config.data.vocabulary or "the vocabulary of the sentences"}'
+    raise ValueError(f'model.vocabulary = {encoder.vocabulary} is less than the {pieces}: raise it')
   steps_per_epoch = max(len(train) // config.batch_size, 1)
   lengths = dict(steps_per_epoch=steps_per_epoch, total_steps=config.steps or config.epochs * steps_per_epoch)
   rate = optim.rate(config.optimizer, batch_size=config.batch_size, **lengths)
@@ -178,13 +187,15 @@ OF_IMAGES = {
   'imbalance.name': 'none',
   'probe': 0.0,
   'data.stored_size': 0,
-  'data.on_device': 'auto',
+  'data.classes': '',
   'eval.k': [],
   'eval.linear': '',
   'eval.finetune': '',
   'eval.measures': False,
   'eval.data.name': '',
 }
+# And for images.
+OF_TEXT = {'data.vocabulary': '', 'eval.sts': ''}
 
 
 def of_text(config: ConfigDict) -> bool:
@@ -204,10 +215,20 @@ def check_kind(config: ConfigDict, encoder: nn.Module) -> None:
     raise ValueError(
       f'model.name = {config.model.name!r} does not read data.source = {config.data.source!r}: give {mend}'
     )
-  given = flatten(config)
-  for key, value in OF_IMAGES.items() if of_text(config) else ():
+  given, what = flatten(config), 'sentences' if of_text(config) else 'images'
+  for key, value in (OF_IMAGES if of_text(config) else OF_TEXT).items():
     if given[key] != value:
-      raise ValueError(f'{key} = {given[key]!r} has no meaning for sentences: set {key}={value!r}')
+      raise ValueError(f'{key} = {given[key]!r} has no meaning for {what}: set {key}={value!r}')
+  if not of_text(config):
+    return
+  if further := [key for key in given if key.startswith('augment') and key != 'augment.name']:
+    raise ValueError(
+      f'{further[0]} = {given[further[0]]!r} has no meaning for sentences: drop it, or set model.dropout'
+    )
+  if config.data.on_device == 'no':
+    raise ValueError("data.on_device = 'no' has no meaning for sentences, which are small: set data.on_device='auto'")
+  if config.eval.sts and not pathlib.Path(config.eval.sts).expanduser().is_dir():
+    raise ValueError(f'eval.sts = {config.eval.sts!r} is no folder: give one with sts12.tsv, stsb.tsv, ...')
 
 
 def stored_size(config: ConfigDict) -> int:
@@ -241,10 +262,11 @@ def fits(config: ConfigDict, source: sources.Source) -> bool:
 def _load(config, split, skipped, data=None, kept=None) -> tuple[sources.Source, bool]:
   """The source of a split, thinned by the rule `kept`, and whether it is in memory at its final size.
 
-  `data` is the section of evaluations, where they have their own images. The config alone decides what is in memory.
+  `data` is the section of evaluations, where they have their own images. The config alone decides what is in memory;
+  sentences always are.
   """
   if of_text(config):
-    return _sentences(config), True
+    return sentences.load(config.data), True
   size = stored_size(config)
   try:
     source = sources.load(data or config.data, split)
@@ -262,14 +284,6 @@ def _load(config, split, skipped, data=None, kept=None) -> tuple[sources.Source,
     skipped[split] = source.skipped
     return sources.Arrays(images, labels, source.class_names), True
   return source, False
-
-
-def _sentences(config) -> sentences.Sentences:
-  source = sentences.load(config.data)
-  if (most := config.model.get('vocabulary', sentences.BERT_SIZE)) < len(source.vocabulary):
-    pieces = f'the {len(source.vocabulary):,} pieces of data.vocabulary = {config.data.vocabulary!r}'
-    raise ValueError(f'model.vocabulary = {most} is less than {pieces}: raise it')
-  return source
 
 
 def augment_settings(config) -> tuple[dict, dict]:

@@ -43,8 +43,6 @@ def train(config: ConfigDict, workdir: str) -> dict:
   watched = bool(config.eval.k or run.probe or config.eval.sts)  # on the way
   evaluator = evaluator_of(run) if watched or config.eval.at_end else None
   workdir = checkpoint.claim(workdir, config.to_dict())
-  if of_text(config) and jax.process_index() == 0:  # it belongs to the weights
-    checkpoint.write_text(workdir / 'vocab.txt', '\n'.join(run.train.vocabulary.pieces) + '\n')
   with contextlib.ExitStack() as stack:
     checkpoints = checkpoint.Checkpoints(workdir, run.identity, config.checkpoint.keep)
     stack.callback(checkpoints.close)
@@ -52,6 +50,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
     if checkpoints.latest() is not None:
       state = checkpoints.restore(state)
     first = int(state.step)
+    if of_text(config) and jax.process_index() == 0:  # it belongs to the weights
+      checkpoint.write_text(workdir / 'vocab.txt', '\n'.join(run.train.vocabulary.pieces) + '\n')
     rows = records.Records(workdir, first, config.log.tensorboard)
     stack.callback(rows.close)
     progress = records.progress(first, run.total_steps)

@@ -142,6 +142,17 @@ def test_cosine_after_warm_up():
   np.testing.assert_allclose([rate(s) for s in range(51)], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize('name', ['sgd', 'adamw'])
+def test_long_gradients_are_cut_before_the_optimiser_sees_them(name):
+  clipped = optim.create(section(name=name, clip=1.0), lambda step: 0.1)
+  plain = optim.create(section(name=name), lambda step: 0.1)
+  params, long = {'w': jnp.ones((3, 2))}, {'w': jnp.full((3, 2), 5.0)}
+  step = lambda optimizer, grads: optimizer.update(grads, optimizer.init(params), params)[0]['w']
+  np.testing.assert_allclose(step(clipped, long), step(plain, {'w': long['w'] / jnp.linalg.norm(long['w'])}), rtol=1e-5)
+  short = {'w': jnp.full((3, 2), 0.1)}
+  np.testing.assert_allclose(step(clipped, short), step(plain, short), rtol=1e-6)
+
+
 def test_a_line_to_zero_after_warm_up():
   optimizer = section(schedule='linear', warmup_epochs=1.0, learning_rate=2.0)
   rate = optim.rate(optimizer, batch_size=8, steps_per_epoch=5, total_steps=25)

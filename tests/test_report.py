@@ -240,7 +240,7 @@ def judged(**found):
 def test_the_picture_of_a_comparison_is_of_what_most_runs_have():
   runs = {'a': [judged(linear=1.0, knn5=2.0)], 'b': [judged(knn5=3.0)], 'c': [judged(knn5=4.0)]}
   (section,) = report._comparison(runs)
-  assert section.parts[1].caption == 'knn5, top-1.'
+  assert section.parts[1].caption == 'knn5.'
 
 
 def test_a_comparison_has_what_all_seeds_of_a_config_have():

@@ -74,7 +74,7 @@ def test_the_evaluation_is_what_slow_loops_find(trained):
   pairs = sts.read(str(folder / 'sts'))['stsb']
 
   def features(line):
-    tokens = prepared.train.vocabulary.encode([line], 8)[0]
+    tokens = prepared.train.vocabulary.encode([line], 16)[0]
     return np.asarray(prepared.method.features(*state.evaluated, prepared.normalize(tokens)[None])['backbone'][0])
 
   cosine = lambda a, b: a @ b / np.linalg.norm(a) / np.linalg.norm(b)
@@ -114,7 +114,10 @@ def test_other_methods_take_sentences(trained, tmp_path, method):
     'simclr': {'method': dict(name='simclr'), 'temperature': temperature},
     'moco': {'method': dict(name='moco', queue=32)},
   }[method]
-  train.train(small(trained[0], **changes, **{'steps': 2, 'eval.every_epochs': 0}), str(tmp_path / method))
+  chosen = small(trained[0], **changes, **{'eval.sts': '', 'optimizer.learning_rate': 0.003})
+  train.train(chosen, str(tmp_path / method))
+  losses = final(tmp_path / method, chosen)[0]
+  assert len(losses) == 6 and np.isfinite(losses).all()
 
 
 def test_the_exported_encoder_gives_the_same_features_and_starts_another_run(trained, tmp_path):
@@ -175,13 +178,21 @@ def test_views_are_of_images(trained, tmp_path):
     ),
     ({'eval.k': (5,)}, r'eval\.k = \[5\] has no meaning for sentences: set eval\.k=\[\]'),
     ({'probe': 0.1}, r'probe = 0\.1 has no meaning for sentences: set probe=0\.0'),
-    ({'model.vocabulary': 20}, r'model\.vocabulary = 20 is less than the \d+ pieces of data\.vocabulary'),
+    (
+      {'model.vocabulary': 20},
+      r'model\.vocabulary = 20 is less than the \d+ pieces of the vocabulary of the sentences',
+    ),
     ({'data.path': 'nowhere.txt'}, r"data\.path = 'nowhere\.txt' is no file"),
     ({'data.vocabulary': 'nowhere.txt'}, r"data\.vocabulary = 'nowhere\.txt' is no file"),
-    ({'init': 'nowhere.safetensors'}, r"init = 'nowhere\.safetensors' is no file"),
+    ({'init': 'x.safetensors'}, r"data\.vocabulary = '' does not number words as init = 'x\.safetensors' does"),
+    ({'augment.rate': 0.3}, r'augment\.rate = 0\.3 has no meaning for sentences: drop it, or set model\.dropout'),
+    ({'augment_other': dict(flip=0.5)}, r'augment_other\.flip = 0\.5 has no meaning for sentences'),
+    ({'data.on_device': 'no'}, r"data\.on_device = 'no' has no meaning for sentences"),
+    ({'eval.sts': 'nowhere'}, r"eval\.sts = 'nowhere' is no folder"),
+    ({'batch_size': 512}, r'batch_size = 512 is larger than the 64 sentences'),
   ],
 )
-def test_mistakes_are_told_before_anything_is_compiled(trained, changes, message):
+def test_mistakes_are_told_at_once(trained, changes, message):
   with pytest.raises(ValueError, match='^' + message):
     run.prepare(small(trained[0], **changes))
 
@@ -189,8 +200,12 @@ def test_mistakes_are_told_before_anything_is_compiled(trained, changes, message
 def test_sentences_need_pairs_to_be_judged(trained, tmp_path):
   with pytest.raises(ValueError, match=r"^eval\.sts = '' names no pairs"):
     evaluate.evaluate(small(trained[0], init='random', **{'eval.sts': ''}), str(tmp_path))
-  with pytest.raises(ValueError, match=r"^eval\.sts = 'nowhere' is no folder"):
-    train.train(small(trained[0], **{'eval.sts': 'nowhere'}), str(tmp_path / 'run'))
+
+
+def test_words_of_sentences_are_refused_for_images():
+  chosen = config.load('configs/cifar10.py', ['eval.sts=sts'])
+  with pytest.raises(ValueError, match=r"^eval\.sts = 'sts' has no meaning for images: set eval\.sts=''"):
+    run.try_network(chosen)
 
 
 def test_an_encoder_of_sentences_is_refused_for_images():
@@ -199,11 +214,39 @@ def test_an_encoder_of_sentences_is_refused_for_images():
     run.try_network(chosen)
 
 
+def test_another_vocabulary_is_refused(trained, tmp_path):
+  """Of another text with as many sentences, which would number the words of the weights anew."""
+  folder, workdir, _ = trained
+  lines = (folder / 'sentences.txt').read_text().split('\n')
+  (tmp_path / 'other.txt').write_text('\n'.join(line.replace('dog', 'zebra') for line in lines))
+  other = small(folder, **{'data.path': str(tmp_path / 'other.txt')})
+  kept = (workdir / 'vocab.txt').read_text()
+  for judge in (train.train, evaluate.evaluate):
+    with pytest.raises(ValueError, match=r'is of another config \(data\.words = '):
+      judge(other, str(workdir))
+  assert (workdir / 'vocab.txt').read_text() == kept
+
+
+def test_long_pairs_are_judged_whole(trained, tmp_path):
+  """Two sentences that differ after the last token of training are two."""
+  folder, _, _ = trained
+  start = ' '.join(WORDS)
+  pairs = [(5, 'a dog', 'a dog'), (3, f'{start} dog', f'{start} cat'), (1, 'a red house', 'the blue cat')]
+  (tmp_path / 'long.tsv').write_text(''.join(f'test\t{score}\t{a}\t{b}\n' for score, a, b in pairs))
+  prepared = run.prepare(small(folder, **{'eval.sts': str(tmp_path)}))
+  evaluator = evaluate.evaluator_of(prepared)
+  found = evaluator.scores(prepared.devices.replicate(prepared.initial_state()))
+  assert found.keys() == {'spearman_long', 'spearman_mean'}
+  places = [evaluator._place[f'{start} {word}'] for word in ('dog', 'cat')]
+  assert np.abs(np.subtract(*evaluator.latest[places])).max() > 1e-4
+  np.testing.assert_allclose(np.linalg.norm(evaluator.latest, axis=1), 1, rtol=1e-5)
+
+
 def test_every_variant_makes_a_network():
   for variant in sentences.VARIANTS:
     chosen = config.load(f'configs/sentences.py:{variant}', ['model.depth=1'])
     run.try_network(chosen)
-    assert run.augments_of(chosen, on_device=True)[0]
+    assert len(run.augments_of(chosen, on_device=True)[0]) == 2
 
 
 def test_files_of_images_are_not_taken_for_bert_s(trained, tmp_path):

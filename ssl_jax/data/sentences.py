@@ -7,12 +7,13 @@ tokens = source.vocabulary.encode(['Two dogs run.'], 32)  # uint16 [1, 32]
 import collections
 import functools
 import gzip
+import hashlib
 import lzma
 import os
 import pathlib
 import unicodedata
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -41,8 +42,11 @@ class Vocabulary:
     if self._number['[PAD]'] != PAD:
       raise ValueError(f'data.vocabulary: {where} has [PAD] in line {self._number["[PAD]"] + 1}: it must be the first')
     if len(self) > np.iinfo(np.uint16).max:
-      raise ValueError(f'data.vocabulary: {where} has {len(self):,} pieces: at most {np.iinfo(np.uint16).max:,}')
+      raise ValueError(
+        f'data.vocabulary: {where} has {len(self):,} pieces: give one of at most {np.iinfo(np.uint16).max:,}'
+      )
     self._pieces_of = functools.cache(self._split)  # words come again and again
+    self.digest = hashlib.blake2b('\n'.join(self.pieces).encode(), digest_size=8).hexdigest()
 
   def __len__(self):
     return len(self.pieces)
@@ -54,7 +58,7 @@ class Vocabulary:
     if not file.is_file():
       raise ValueError(f'data.vocabulary = {str(path)!r} is no file: give a vocab.txt of BERT, or nothing')
     try:
-      return cls(file.read_text(encoding='utf-8').rstrip('\n').split('\n'), str(path))
+      return cls(file.read_text(encoding='utf-8-sig').rstrip('\n').split('\n'), str(path))
     except UnicodeDecodeError as error:
       raise ValueError(f'data.vocabulary = {str(path)!r} is no text ({error}): give a vocab.txt of BERT') from error
 
@@ -134,12 +138,13 @@ class Sentences(sources.Source):
 
 def load(data: Mapping) -> Sentences:
   """The sentences of the file `data.path`, as tokens of `data.vocabulary` or of a vocabulary of their own."""
-  lines = list(read(data['path']))
-  vocabulary = Vocabulary.read(data['vocabulary']) if data['vocabulary'] else Vocabulary.of(lines)
+  vocabulary = Vocabulary.read(data['vocabulary']) if data['vocabulary'] else None  # a mistake is told at once
+  lines = read(data['path'])
+  vocabulary = vocabulary or Vocabulary.of(lines)
   return Sentences(vocabulary.encode(lines, data['tokens']), vocabulary)
 
 
-def read(path: str | os.PathLike) -> Iterator[str]:
+def read(path: str | os.PathLike) -> list[str]:
   """The sentences of a file, one a line, plain or packed (.xz, .gz); empty lines are none."""
   file = pathlib.Path(path).expanduser()
   if not path or not file.is_file():
@@ -151,4 +156,4 @@ def read(path: str | os.PathLike) -> Iterator[str]:
     raise ValueError(f'data.path = {str(path)!r} is no whole text file ({error}): give one of UTF-8') from error
   if not any(lines):
     raise ValueError(f'data.path = {str(path)!r} holds no sentence: give one a line')
-  return (line for line in lines if line)
+  return [line for line in lines if line]

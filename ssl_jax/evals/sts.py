@@ -1,6 +1,7 @@
 """Judges an encoder of sentences: how well the cosines of pairs of sentences rank as people rank their meaning."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping
 
@@ -10,13 +11,13 @@ from scipy.stats import rankdata
 
 from ssl_jax import records
 from ssl_jax.checkpoint import write_text
-from ssl_jax.data.sentences import Sentences
+from ssl_jax.data.sentences import PAD, Sentences
 from ssl_jax.evals import features, knn, metrics
 from ssl_jax.run import Run
 from ssl_jax.state import State
 
 ALIKE = 4.0  # the score, of 5, from which a pair counts as two ways to say the same (Gao et al. 2021)
-MEASURED = 'stsb'  # the set whose sentences alignment and uniformity are of
+MEASURED = 'stsb'  # the set whose sentences alignment and uniformity are of, where it is there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +46,14 @@ def _read(file: pathlib.Path) -> Pairs:
   rows = []
   with file.open(encoding='utf-8') as lines:
     try:
-      for line in lines:
+      for number, line in enumerate(lines, start=1):  # noqa: B007
         part, score, first, second = line.rstrip('\n').split('\t')
         rows.append((part, float(score), first, second))
+        if not math.isfinite(rows[-1][1]):
+          raise ValueError(f'a score of {score}')
     except ValueError as error:
       mend = 'give a split, a score and two sentences, parted by tabs'
-      raise ValueError(f'eval.sts: line {len(rows) + 1} of {file} is no pair ({error}): {mend}') from error
+      raise ValueError(f'eval.sts: line {number} of {file} is no pair ({error}): {mend}') from error
   rows = [row for row in rows if row[0] == 'test'] or rows
   _, score, first, second = zip(*rows, strict=True) if rows else ((),) * 4
   if len(set(score)) < 2:
@@ -76,9 +79,12 @@ class Evaluator:
     self.pairs = read(choice.sts)
     lines = [line for pairs in self.pairs.values() for line in (*pairs.first, *pairs.second)]
     self._place = {line: place for place, line in enumerate(dict.fromkeys(lines))}
-    self._source = Sentences(
-      run.train.vocabulary.encode(list(self._place), run.config.data.tokens), run.train.vocabulary
-    )
+    # Nothing is cut that the encoder has a position for, and the many short sentences do not pay for the long ones.
+    tokens = run.train.vocabulary.encode(list(self._place), run.method.network.encoder.positions)
+    lengths = np.count_nonzero(tokens != PAD, axis=1)
+    short, most = lengths <= run.config.data.tokens, lengths.max()
+    groups = [(np.flatnonzero(short), run.config.data.tokens), (np.flatnonzero(~short), most)]
+    self._groups = [(places, Sentences(tokens[places, :size], run.train.vocabulary)) for places, size in groups]
     self._apply = features.extractor(run.method, run.normalize, run.devices)
 
   def scores(self, state: State) -> dict[str, float]:
@@ -100,8 +106,8 @@ class Evaluator:
       'data': {'name': self.run.config.data.name, 'pairs': {name: len(p.score) for name, p in self.pairs.items()}},
       'features': layer,
       **self._ranked(found[layer]),
-      'images': {'train': len(self.run.train), 'test': len(self._source)},  # sentences
-      'measures': {layer: self._measures(x) for layer, x in found.items()},
+      'images': {'train': len(self.run.train), 'test': len(self._place)},  # sentences
+      'measures': {layer: self._measures(x) for layer, x in found.items()} if MEASURED in self.pairs else {},
     }
     records.write_evaluation(workdir, results, {}, f'step {results["step"]}')
     return results
@@ -120,10 +126,15 @@ class Evaluator:
 
   def _features(self, state: State) -> dict[str, np.ndarray]:
     """Of all sentences, once each, of length 1."""
-    config = self.run.config
-    settings = dict(size=config.data.tokens, batch_size=config.eval.batch_size)
-    found, _ = features.extract(self._apply, self.run.devices, *state.evaluated, self._source, **settings)
-    return {layer: x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for layer, x in found.items()}
+    found = {}
+    for places, source in self._groups:
+      if len(places):
+        settings = dict(size=source.items.shape[1], batch_size=self.run.config.eval.batch_size)
+        part, _ = features.extract(self._apply, self.run.devices, *state.evaluated, source, **settings)
+        for layer, x in part.items():
+          whole = found.setdefault(layer, np.empty((len(self._place), x.shape[1]), x.dtype))
+          whole[places] = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    return found
 
   def _both(self, pairs: Pairs, x: np.ndarray) -> list[np.ndarray]:
     return [x[[self._place[line] for line in lines]] for lines in (pairs.first, pairs.second)]
@@ -135,7 +146,7 @@ class Evaluator:
 
   def _measures(self, x: np.ndarray) -> Mapping[str, float]:
     """Uniformity of the sentences of STS-B, and alignment of its pairs that say the same."""
-    pairs = self.pairs.get(MEASURED) or next(iter(self.pairs.values()))
+    pairs = self.pairs[MEASURED]
     first, second = self._both(pairs, x)
     alike = pairs.score >= ALIKE
     found = {'uniformity': metrics.uniformity(np.concatenate([first, second]))}

@@ -89,7 +89,9 @@ class BERT(nn.Module):
     if not 0 <= self.dropout < 1:
       raise ValueError(f'model.dropout = {self.dropout!r} must be in [0, 1), such as 0.1')
     if self.width % self.heads:
-      raise ValueError(f'heads={self.heads} does not divide width={self.width}')
+      raise ValueError(f'model.heads = {self.heads} does not divide model.width = {self.width}: give one that does')
+    if self.vocabulary < 1:
+      raise ValueError(f'model.vocabulary = {self.vocabulary} must be at least 1: give that of data.vocabulary')
     if length > self.positions:
       raise ValueError(f'data.tokens = {length} is more than the {self.positions} of model.positions: lower it')
     keys = jax.vmap(lambda words: jax.random.wrap_key_data(words, impl='threefry2x32'))(key_words) if train else None

@@ -38,6 +38,7 @@ def test_the_test_split_is_judged_and_parts_of_other_names_together(tmp_path):
   [
     ('test\t1\ta\tb\ntest\t2\tc\n', r'eval\.sts: line 2 of .*pairs\.tsv is no pair'),
     ('test\tmuch\ta\tb\n', r'eval\.sts: line 1 of .*pairs\.tsv is no pair'),
+    ('test\t1\ta\tb\ntest\tnan\ta\tb\n', r'eval\.sts: line 2 of .*pairs\.tsv is no pair \(a score of nan\)'),
     ('test\t1\ta\tb\ntest\t1\tc\td\n', r'eval\.sts: .*pairs\.tsv has fewer than two different scores'),
     ('', r'eval\.sts: .*pairs\.tsv has fewer than two different scores'),
     (None, r"eval\.sts = '.*' is no folder with \.tsv files"),

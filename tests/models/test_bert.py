@@ -172,7 +172,8 @@ def test_bfloat16_is_close_to_float32():
   [
     (dict(pooling='max'), r"model\.pooling = 'max' does not exist"),
     (dict(dropout=1.0), r'model\.dropout = 1\.0 must be in \[0, 1\)'),
-    (dict(heads=5), 'heads=5 does not divide width=24'),
+    (dict(heads=5), r'model\.heads = 5 does not divide model\.width = 24'),
+    (dict(vocabulary=0), r'model\.vocabulary = 0 must be at least 1'),
     (dict(positions=8), r'data\.tokens = 9 is more than the 8 of model\.positions'),
   ],
 )
