@@ -30,5 +30,5 @@ def get_config(arg=''):
   config.data.image_size, config.data.stored_size = 64, 96
   config.eval.data.train_split = 'train'
   config.eval.crop = 64 / 70  # Wang & Isola 2020: the centre of 70 pixels
-  config.eval.linear = 'cacr_small'
+  config.eval.linear = 'cacr_small_as_is'  # as the authors' code; scaled features lose 1.7 points on CIFAR-10
   return base.options(config, f'cacr,{arg}', VARIANTS)

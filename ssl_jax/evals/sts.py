@@ -88,7 +88,7 @@ class Evaluator:
     self._apply = features.extractor(run.method, run.normalize, run.devices)
 
   def scores(self, state: State) -> dict[str, float]:
-    """{'spearman_sts12': percent, ..., 'spearman_mean': percent}; the state is on devices."""
+    """{'spearman_mean': percent, 'spearman_sts12': percent, ...}; the state is on devices."""
     self.latest = self._features(state)[self.run.config.eval.features]  # for the neighbours
     return self._ranked(self.latest)
 
@@ -142,7 +142,7 @@ class Evaluator:
   def _ranked(self, x: np.ndarray) -> dict[str, float]:
     cosines = {name: np.multiply(*self._both(pairs, x)).sum(axis=1) for name, pairs in self.pairs.items()}
     found = {f'spearman_{name}': spearman(cosines[name], pairs.score) for name, pairs in self.pairs.items()}
-    return {**found, 'spearman_mean': float(np.mean(list(found.values())))}
+    return {'spearman_mean': float(np.mean(list(found.values()))), **found}
 
   def _measures(self, x: np.ndarray) -> Mapping[str, float]:
     """Uniformity of the sentences of STS-B, and alignment of its pairs that say the same."""
