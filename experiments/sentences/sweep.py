@@ -13,9 +13,9 @@ CONFIG = 'configs/sentences.py'
 SETS = ('sts12', 'sts13', 'sts14', 'sts15', 'sts16', 'stsb', 'sickr')
 
 
-def row(name, title, config=CONFIG, numbers=(), changes=None, **more):
+def row(name, title, config, numbers, changes=None, **more):
   """`numbers` are those of SETS and their mean, as printed."""
-  published = dict(zip([f'spearman_{key}' for key in (*SETS, 'mean')], numbers, strict=bool(numbers)))
+  published = dict(zip([f'spearman_{key}' for key in (*SETS, 'mean')], numbers, strict=True))
   # The weights and the vocabulary of bert-base-uncased.
   pretrained = {'init': 'text/bert.safetensors', 'data.vocabulary': 'text/vocab.txt'}
   return Row(name, title, config, pretrained | (changes or {}), published=published, minutes=12, **more)
