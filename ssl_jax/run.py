@@ -203,6 +203,11 @@ def of_text(config: ConfigDict) -> bool:
   return config.data.source == 'text'
 
 
+def examples(config: ConfigDict) -> str:
+  """What a run is of, in a word."""
+  return 'sentences' if of_text(config) else 'images'
+
+
 def input_size(config: ConfigDict) -> int:
   """Of what the encoder takes: pixels a side, or tokens."""
   return config.data.tokens if of_text(config) else config.data.image_size
@@ -215,10 +220,10 @@ def check_kind(config: ConfigDict, encoder: nn.Module) -> None:
     raise ValueError(
       f'model.name = {config.model.name!r} does not read data.source = {config.data.source!r}: give {mend}'
     )
-  given, what = flatten(config), 'sentences' if of_text(config) else 'images'
+  given = flatten(config)
   for key, value in (OF_IMAGES if of_text(config) else OF_TEXT).items():
     if given[key] != value:
-      raise ValueError(f'{key} = {given[key]!r} has no meaning for {what}: set {key}={value!r}')
+      raise ValueError(f'{key} = {given[key]!r} has no meaning for {examples(config)}: set {key}={value!r}')
   if not of_text(config):
     return
   if further := [key for key in given if key.startswith('augment') and key != 'augment.name']:

@@ -19,7 +19,7 @@ from ssl_jax import checkpoint, records
 from ssl_jax.data import pipeline
 from ssl_jax.evals.evaluate import evaluator_of
 from ssl_jax.parallel import AXIS
-from ssl_jax.run import Run, of_text, prepare
+from ssl_jax.run import Run, examples, of_text, prepare
 from ssl_jax.state import State
 from ssl_jax.step import make_update, scan_update
 
@@ -216,7 +216,7 @@ class Watch:
   def _row(self, step, rate):
     row = {name: math.fsum(m[name] for m in self.window) / len(self.window) for name in self.window[0]}
     self.window = []
-    row |= {'epoch': step / self.run.steps_per_epoch, f'{_examples(self.run)}_per_second': rate}
+    row |= {'epoch': step / self.run.steps_per_epoch, f'{examples(self.run.config)}_per_second': rate}
     self.rows.write(step, row)
     self.progress.show(step, row)
 
@@ -263,14 +263,10 @@ def _machine(run: Run) -> dict:
   }
 
 
-def _examples(run: Run) -> str:
-  return 'sentences' if of_text(run.config) else 'images'
-
-
 def _opening(run: Run, workdir, first: int) -> str:
   config, kind = run.config, run.devices.devices[0].device_kind
   begin = f'goes on at step {first}' if first else f'starts from {config.init}' if run.start else 'starts'
   return (
-    f'{config.method.name}, {config.model.name}, {config.data.name} ({len(run.train):,} {_examples(run)}): '
+    f'{config.method.name}, {config.model.name}, {config.data.name} ({len(run.train):,} {examples(config)}): '
     f'{run.total_steps:,} steps of {config.batch_size} on {len(run.devices.devices)} x {kind}; {begin} in {workdir}'
   )

@@ -65,9 +65,8 @@ def constants(encoder: nn.Module, size: int) -> dict[str, np.ndarray]:
 def load(path: str | os.PathLike, encoder: nn.Module, size: int) -> dict[str, Any]:
   """{'params': ..., 'batch_stats': ...} of the encoder for images of `size`, from a safetensors file of torch's names.
 
-  `size` is in pixels, or in tokens for an encoder of sentences.
-
-  The file must have every weight of the encoder in its shape, and no other, but for `_IGNORED`.
+  `size` is in pixels, or in tokens for an encoder of sentences. The file must have every weight of the encoder in its
+  shape, and no other, but for `_IGNORED`.
   """
   tensors = _read(path)
   if isinstance(encoder, models.BERT):

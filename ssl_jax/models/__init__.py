@@ -38,11 +38,11 @@ _ENCODERS = {
 NAMES = tuple(_ENCODERS)
 
 
-def example(encoder, size, count=2):
-  """What an encoder takes, all zero: images of `size` pixels a side, or sentences of `size` tokens."""
+def example(encoder, size):
+  """Two of what an encoder takes, all zero: images of `size` pixels a side, or sentences of `size` tokens."""
   if isinstance(encoder, BERT):
-    return jnp.zeros((count, size + KEY_WORDS), jnp.uint32)
-  return jnp.zeros((count, size, size, 3), jnp.float32)
+    return jnp.zeros((2, size + KEY_WORDS), jnp.uint32)
+  return jnp.zeros((2, size, size, 3), jnp.float32)
 
 
 def create(name, *, dtype=jnp.float32, axis_name=None, **kwargs):

@@ -27,7 +27,7 @@ def seen(tokens: jax.Array) -> jax.Array:
   return jnp.concatenate([tokens.astype(jnp.uint32), jnp.zeros(KEY_WORDS, jnp.uint32)])
 
 
-def drop(keys: jax.Array, place: int, rate: float, x: jax.Array) -> jax.Array:
+def drop(keys: jax.Array | None, place: int, rate: float, x: jax.Array) -> jax.Array:
   """Dropout of each example by its own key, so that no mask depends on the batch or the device; [N], [N, ...]"""
   if keys is None or not rate:
     return x
@@ -106,5 +106,5 @@ class BERT(nn.Module):
       x = layer(self.heads, 4 * self.width, self.dropout, 1 + 3 * i, self.dtype, name=f'layer_{i}')(x, real, keys)
     if self.pooling == 'cls':
       return wide(x[:, 0])
-    weights = wide(real.astype(self.dtype))[:, :, None]
+    weights = real[:, :, None].astype(wide(x).dtype)
     return (wide(x) * weights).sum(axis=1) / jnp.maximum(weights.sum(axis=1), 1.0)

@@ -2,7 +2,6 @@
 
 import gzip
 import lzma
-import os
 import pathlib
 import unicodedata
 
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_jax.data import sentences
+from tests.data import REAL, needs_real_data
 
 PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'play', '##ing', '##s', 'a', '##l', '##l', 'al', '.', 'un', '##play']
 
@@ -147,9 +147,9 @@ def test_a_vocabulary_file_keeps_its_numbers(tmp_path, vocabulary):
   assert sentences.Vocabulary.read(file).pieces == vocabulary.pieces
 
 
-@pytest.mark.skipif('SSL_JAX_TEST_DATA' not in os.environ, reason='SSL_JAX_TEST_DATA names no folder')
+@needs_real_data
 def test_real_sentences_have_few_unknown_words():
-  lines = list(sentences.read(pathlib.Path(os.environ['SSL_JAX_TEST_DATA']) / 'text' / 'sentences_en.txt.xz'))
+  lines = list(sentences.read(pathlib.Path(REAL) / 'text' / 'sentences_en.txt.xz'))
   assert len(lines) == 260_000
   made = sentences.Vocabulary.of(lines[:5000])
   tokens = made.encode(lines[5000:6000], 32)

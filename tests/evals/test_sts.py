@@ -1,6 +1,5 @@
 """Pairs of sentences are read as their sets mean them, and ranked as Spearman would."""
 
-import os
 import pathlib
 
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssl_jax.evals import sts
+from tests.data import REAL, needs_real_data
 
 NUMBERS = st.lists(st.tuples(st.integers(0, 5), st.floats(-1, 1, width=16)), min_size=3, max_size=30)
 
@@ -51,8 +51,8 @@ def test_what_is_no_set_of_pairs_is_told(tmp_path, text, message):
     sts.read(str(tmp_path))
 
 
-@pytest.mark.skipif('SSL_JAX_TEST_DATA' not in os.environ, reason='SSL_JAX_TEST_DATA names no folder')
+@needs_real_data
 def test_the_real_sets_have_their_published_sizes():
-  found = sts.read(str(pathlib.Path(os.environ['SSL_JAX_TEST_DATA']) / 'text'))
+  found = sts.read(str(pathlib.Path(REAL) / 'text'))
   sizes = dict(sts12=3108, sts13=1500, sts14=3750, sts15=3000, sts16=1186, stsb=1379, sickr=4927)
   assert {name: len(pairs.score) for name, pairs in found.items()} == sizes
