@@ -110,7 +110,7 @@ class ShardingTest(chex.TestCase):
     actual = mapped(on_devices, devices, how)(self.params, self.batch)
     for device in range(devices):
       one = jax.tree.map(lambda x, d=device: x[d], actual)
-      chex.assert_trees_all_close(one, self.expected, rtol=1e-5, atol=1e-5)
+      chex.assert_trees_all_close(one, self.expected, rtol=1e-5, atol=5e-5)  # zero_cl's gradients reach 6
 
 
 if __name__ == '__main__':

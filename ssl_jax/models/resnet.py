@@ -3,6 +3,7 @@
 import functools
 
 import chex
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -112,4 +113,6 @@ class ResNet(nn.Module):
       for j in range(size):
         stride = 2 if i > 0 and j == 0 else 1
         x = block(self.width * 2**i, stride, conv, norm, self.zero_init_residual, name=f'layer{i + 1}_{j}')(x, train)
+    if not train:  # XLA of jax 0.11 fuses this mean with the bfloat16 convolutions before it on a CPU, and gives NaN
+      x = jax.lax.optimization_barrier(x)
     return wide(x).mean((1, 2))

@@ -233,6 +233,12 @@ def test_rotate_is_pillow_s(source, degrees):
       assert difference.max() < 1.01
 
 
+def test_rotated_white_is_white_or_black():
+  angles = np.linspace(-180, 180, 64, dtype=np.float32)
+  rotated = jax.jit(jax.vmap(lambda degrees: augment.rotate(jnp.ones((32, 32, 3)), degrees)))(angles)
+  assert rotated.min() == 0 and rotated.max() == 1
+
+
 def test_cutout_paints_what_lies_inside():
   array = picture(10, 12)
   for top, left, height, width in [(2, 3, 4, 5), (-2, -1, 4, 3), (8, 10, 5, 5), (-9, 0, 4, 4)]:

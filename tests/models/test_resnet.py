@@ -81,6 +81,19 @@ def test_bfloat16_is_close_and_keeps_float32_parameters():
   assert 0 < jnp.linalg.norm(features - exact_features) / jnp.linalg.norm(exact_features) < 0.02
 
 
+def test_bfloat16_features_are_close_as_the_compiler_makes_them_for_users():
+  """With all of its optimisations, which other tests do without (tests/conftest.py)."""
+  images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype(np.float32)
+  exact, close = (models.create('resnet_tiny', dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
+  variables = init(close)
+  jax.config.update('jax_disable_most_optimizations', False)
+  try:
+    expected, features = (jax.jit(lambda v, m=m: m.apply(v, images, train=False))(variables) for m in (exact, close))
+  finally:
+    jax.config.update('jax_disable_most_optimizations', True)
+  assert 0 < jnp.linalg.norm(features - expected) / jnp.linalg.norm(expected) < 0.02
+
+
 def test_initialisation_is_kaiming_fan_out():
   params = init(models.create('resnet_tiny'))['params']
   for layer, fan_out in (('layer1_0', 9 * 32), ('layer3_0', 9 * 128)):
