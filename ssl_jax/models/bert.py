@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from ssl_jax.models.norm import wide
-from ssl_jax.models.vit import LayerNorm
+from ssl_jax.models.vit import LayerNorm, attend
 
 KEY_WORDS = 2  # of the key that stands behind a sentence's tokens, uint32
 PAD = 0  # the token that fills a sentence up
@@ -49,12 +49,8 @@ class Layer(nn.Module):
     n, t, d = x.shape
     dense = lambda features, name: nn.Dense(features, kernel_init=_NORMAL, dtype=self.dtype, name=name)
     parted = lambda name: dense(d, name)(x).reshape(n, t, self.heads, d // self.heads)
-    query, key, value = parted('query'), parted('key'), parted('value')
-    similarity = jnp.einsum('nqhd,nkhd->nhqk', query, key, preferred_element_type=wide(query).dtype)
-    similarity = similarity * (d // self.heads) ** -0.5
-    similarity = jnp.where(real[:, None, None, :], similarity, jnp.finfo(similarity.dtype).min)
-    weights = drop(keys, self.first_place, self.dropout, nn.softmax(similarity)).astype(self.dtype)
-    attended = jnp.einsum('nhqk,nkhd->nqhd', weights, value).reshape(n, t, d)
+    thin_out = functools.partial(drop, keys, self.first_place, self.dropout)
+    attended = attend(parted('query'), parted('key'), parted('value'), real, thin_out)
     x = _Norm(name='norm1')(x + drop(keys, self.first_place + 1, self.dropout, dense(d, 'attended')(attended)))
     y = dense(d, 'fc2')(nn.gelu(dense(self.hidden, 'fc1')(x), approximate=False))
     return _Norm(name='norm2')(x + drop(keys, self.first_place + 2, self.dropout, y))

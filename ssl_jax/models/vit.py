@@ -47,6 +47,19 @@ class LayerNorm(nn.Module):
     return (centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(x.dtype)
 
 
+def attend(query, key, value, real=None, drop=lambda weights: weights):
+  """softmax(query·key / sqrt(D))·value of each head, in float32 up to the weights, which `drop` may thin out.
+
+  [N, T, H, D] three times, and which keys are `real`, [N, T] -> [N, T, H·D]
+  """
+  similarity = jnp.einsum('nqhd,nkhd->nhqk', query, key, preferred_element_type=wide(query).dtype)
+  similarity = similarity * query.shape[-1] ** -0.5
+  if real is not None:
+    similarity = jnp.where(real[:, None, None, :], similarity, jnp.finfo(similarity.dtype).min)
+  attended = jnp.einsum('nhqk,nkhd->nqhd', drop(nn.softmax(similarity)).astype(value.dtype), value)
+  return attended.reshape(*query.shape[:2], -1)
+
+
 class Block(nn.Module):
   """x + attention(norm(x)), then x + mlp(norm(x)); [N, T, D] -> [N, T, D]"""
 
@@ -59,10 +72,7 @@ class Block(nn.Module):
     dense = lambda features, name, init=_XAVIER: nn.Dense(features, kernel_init=init, dtype=self.dtype, name=name)
     qkv = dense(3 * d, 'qkv', _qkv_init)(LayerNorm(name='norm1')(x)).reshape(n, t, 3, self.heads, d // self.heads)
     query, key, value = (qkv[:, :, i] for i in range(3))
-    similarity = jnp.einsum('nqhd,nkhd->nhqk', query, key, preferred_element_type=wide(query).dtype)
-    weights = nn.softmax(similarity * (d // self.heads) ** -0.5).astype(self.dtype)
-    attended = jnp.einsum('nhqk,nkhd->nqhd', weights, value)
-    x = x + dense(d, 'proj')(attended.reshape(n, t, d))
+    x = x + dense(d, 'proj')(attend(query, key, value))
     y = dense(4 * d, 'fc1')(LayerNorm(name='norm2')(x))
     return x + dense(d, 'fc2')(nn.gelu(y, approximate=False))
 
