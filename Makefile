@@ -29,15 +29,19 @@ BENCH ?= --quick
 bench: $(VENV)/.installed-dev
 	for name in losses memory augment train_step knn vmap_seeds; do $(BIN)/python -m benchmarks.$$name $(BENCH) || exit 1; done
 
-$(VENV)/.installed: setup.cfg pyproject.toml
+INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
+
+$(BIN)/pip: # the last file of a virtual environment that is made
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ssl_jax needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+
+$(VENV)/.installed: setup.cfg pyproject.toml | $(BIN)/pip
+	$(INSTALL) -e .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	touch $@
+$(VENV)/.installed-dev: setup.cfg pyproject.toml | $(BIN)/pip
+	$(INSTALL) -e '.[dev]'
+	touch $(VENV)/.installed $@
 
 clean:
 	rm -rf $(VENV) build *.egg-info
