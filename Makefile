@@ -29,7 +29,7 @@ BENCH ?= --quick
 bench: $(VENV)/.installed-dev
 	for name in losses memory augment train_step knn vmap_seeds; do $(BIN)/python -m benchmarks.$$name $(BENCH) || exit 1; done
 
-INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 $(BIN)/pip: # the last file of a virtual environment that is made
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ssl_jax needs Python 3.11 or newer: make PYTHON=python3.12")'
