@@ -31,7 +31,7 @@ bench: $(VENV)/.installed-dev
 
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-$(BIN)/pip: # the last file of a virtual environment that is made
+$(BIN)/pip: # there once the virtual environment can install
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ssl_jax needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
