@@ -1,6 +1,5 @@
 """From a sound config to everything that training and evaluation share."""
 
-import collections
 import dataclasses
 import functools
 import pathlib
@@ -44,8 +43,6 @@ class Run:
   normalize: Callable  # uint8 image -> what evaluations show the encoder
   denormalize: Callable | None  # what the encoder sees -> uint8 image, for pictures; sentences have none
 
-  skipped: collections.Counter  # broken images that were met and left out, by split (data.broken=skip)
-
   @functools.cached_property
   def judged(self) -> dict:
     """The section `data` of evaluations: what `eval.data` names, and the rest as in training."""
@@ -53,7 +50,7 @@ class Run:
 
   @functools.cached_property
   def test(self) -> sources.Source:
-    return _load(self.config, 'test', self.skipped, self.judged)[0]
+    return _load(self.config, 'test', self.judged)[0]
 
   @functools.cached_property
   def known(self) -> sources.Source:
@@ -61,7 +58,7 @@ class Run:
     trained = {key: self.judged[key] == self.config.data[key] for key in self.judged if key != 'test_split'}
     if all(trained.values()) and (self.config.eval.train_images == 'kept' or self.config.imbalance.name == 'none'):
       return self.train
-    return _load(self.config, 'train', collections.Counter(), self.judged)[0]  # of the summary are those of training
+    return _load(self.config, 'train', self.judged)[0]
 
   @property
   def identity(self) -> dict:
@@ -118,8 +115,7 @@ def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -
   augments_of(config, on_device=True)
   judged(config)
   kept = imbalance.create(config.imbalance)
-  skipped = collections.Counter()
-  train, on_device = _load(config, 'train', skipped, kept=kept)
+  train, on_device = _load(config, 'train', kept=kept)
   if not len(train):
     raise ValueError(f'data.train_split = {config.data.train_split!r} has no readable image: look at data.path')
   if trains and len(train) < config.batch_size:
@@ -147,7 +143,6 @@ def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -
     augments=augments,
     normalize=normalize,
     denormalize=denormalize,
-    skipped=skipped,
     **lengths,
   )
 
@@ -264,7 +259,7 @@ def fits(config: ConfigDict, source: sources.Source) -> bool:
   return {'yes': True, 'no': False, 'auto': small}[config.data.on_device]
 
 
-def _load(config, split, skipped, data=None, kept=None) -> tuple[sources.Source, bool]:
+def _load(config, split, data=None, kept=None) -> tuple[sources.Source, bool]:
   """The source of a split, thinned by the rule `kept`, and whether it is in memory at its final size.
 
   `data` is the section of evaluations, where they have their own images. The config alone decides what is in memory;
@@ -285,9 +280,7 @@ def _load(config, split, skipped, data=None, kept=None) -> tuple[sources.Source,
       raise ValueError(f'imbalance.name = {name!r} needs labels, and data.{split}_split = {held!r} has none: set none')
     source = source.subset(kept(source.labels))
   if fits(config, source):
-    images, labels = source.arrays(size)
-    skipped[split] = source.skipped
-    return sources.Arrays(images, labels, source.class_names), True
+    return source.in_memory(size), True
   return source, False
 
 

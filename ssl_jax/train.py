@@ -68,7 +68,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
     **_machine(run),
   }
   if config.data.broken == 'skip':
-    summary['broken_images_skipped'] = run.skipped.total()
+    met = {run.train, *(evaluator.sources.values() if evaluator else ())}
+    summary['broken_images_skipped'] = sum(len(source.skipped) for source in met)
   records.keep(workdir, summary, trained=first < run.total_steps)
   if config.eval.at_end:
     if any(_agreed(run.total_steps, 0, stop.is_set())):  # asked during the last step
@@ -137,11 +138,9 @@ def _calls(run: Run, step: int) -> Iterator[tuple[Callable, int]]:
   settings = dict(seed=config.seed, ema=config.ema, probe=run.probe, axis_name=AXIS)
   update = make_update(run.method, run.optimizer, run.rate, run.augments, **settings)
   if not run.on_device:
-    met = set()  # broken images; each is met once an epoch
 
     def put(batch):
-      met.update(batch['broken'][batch['broken'] >= 0].tolist())
-      run.skipped['train'] = len(met)
+      run.train.skipped.update(batch['broken'][batch['broken'] >= 0].tolist())  # workers have sources of their own
       return devices.shard((batch['images'], batch['index']))
 
     one = devices.map(update, replicated=1, sharded=2, donate=(0,))

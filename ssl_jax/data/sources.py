@@ -42,7 +42,7 @@ class Source:
     self.labels = labels
     self.class_names = tuple(class_names)
     self.broken = broken
-    self._skipped = set()
+    self.skipped = set()  # positions of broken images that were met and left out (broken='skip')
 
   def __len__(self):
     return len(self.items)
@@ -54,11 +54,6 @@ class Source:
   def where(self, position):
     """The image's place, in words."""
     raise NotImplementedError
-
-  @property
-  def skipped(self):
-    """How many broken images this process has met so far (data.broken: skip)."""
-    return len(self._skipped)
 
   def first_readable(self, position, decode):
     """(decode(image), its position): the image at `position` or, where broken images are skipped, the next good one."""
@@ -99,6 +94,12 @@ class Source:
       return images, self.labels
     return images[good], None if self.labels is None else self.labels[good]
 
+  def in_memory(self, image_size):
+    """The same images as `Arrays`, which remembers those that were left out."""
+    kept = Arrays(*self.arrays(image_size), self.class_names)
+    kept.skipped = self.skipped
+    return kept
+
   def ready(self, image_size):
     """Whether the items are what an encoder's input is made of, squares of this size, and in memory."""
     return False
@@ -110,7 +111,7 @@ class Source:
   def subset(self, positions):
     """The source of the images at these positions, in this order."""
     part = copy.copy(self)
-    part.items, part._skipped = self.items[positions], set()
+    part.items, part.skipped = self.items[positions], set()
     part.labels = None if self.labels is None else self.labels[positions]
     return part
 
@@ -120,7 +121,7 @@ class Source:
       raise ValueError(
         f'{self.where(position)} is not a readable image ({reason}); mend or remove it, or set data.broken=skip'
       ) from error
-    self._skipped.add(position)
+    self.skipped.add(position)
 
 
 class Arrays(Source):

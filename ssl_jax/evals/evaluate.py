@@ -53,6 +53,7 @@ class Evaluator:
       except ValueError as error:
         raise ValueError(f'eval.finetune: {error}') from None
     self.run = run
+    self.sources = {'train': run.known, 'test': run.test}
     self._apply = functools.cache(lambda layers: features.extractor(run.method, run.normalize, run.devices, layers))
 
   def spaces(
@@ -105,12 +106,15 @@ class Evaluator:
       'crop': config.eval.crop,
       'views': config.eval.views,
       'viewed': config.eval.view_images,
-      'parts': ('train', 'test', 'views', 'partners'),
+      'parts': ('train', 'test', 'views', 'partners', 'skipped'),
       'seed': config.seed,
     }
     weights = state.evaluated
     name = features.digest(settings, weights, self.run.known, self.run.test)
-    return self._spaces(features.cached(folder, name, lambda: self._extract(*devices.replicate(weights), views=True)))
+    arrays = features.cached(folder, name, lambda: self._extract(*devices.replicate(weights), views=True))
+    for part, source in self.sources.items():  # kept features are not read again
+      source.skipped.update(arrays[f'{part}_skipped'].tolist())
+    return self._spaces(arrays)
 
   def _extract(self, params, stats, *, layers=features.LAYERS, views: bool) -> dict[str, np.ndarray]:
     """{'train_backbone': [n, d], ..., 'train_labels': [n], ...} of training and test images and of views of some."""
@@ -128,6 +132,7 @@ class Evaluator:
     for name, (apply, source, size, batch_size) in parts.items():
       found, labels = features.extract(apply, devices, params, stats, source, size=size, batch_size=batch_size)
       arrays |= {f'{name}_{layer}': x for layer, x in found.items()} | {f'{name}_labels': labels}
+      arrays[f'{name}_skipped'] = np.array(sorted(source.skipped), np.int64)
     return arrays
 
   @functools.cached_property
@@ -176,6 +181,8 @@ class Evaluator:
       numbers |= _finetune(run, state, spaces['backbone'].train)
     data = {key: run.judged[key] for key in ('name', 'train_split', 'test_split')}
     results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, 'data': data, **numbers}
+    if run.config.data.broken == 'skip':
+      results['broken_images_skipped'] = {part: len(source.skipped) for part, source in self.sources.items()}
     other = run.config.eval.data.name  # the run's own evaluation, and its report, stay
     records.write_evaluation(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
     return results

@@ -72,8 +72,9 @@ def extract(
   features, found = jax.tree.map(lambda *x: np.concatenate(x), *parts)
   if processes > 1:
     features, found = multihost_utils.process_allgather((features, found), tiled=True)
-  features = jax.tree.map(lambda x: x[: len(source)], features)
-  return features, None if source.labels is None else source.labels[found[: len(source)]]
+  features, found = jax.tree.map(lambda x: x[: len(source)], (features, found))
+  source.skipped.update(np.flatnonzero(found != np.arange(len(source))).tolist())  # those of other processes, too
+  return features, None if source.labels is None else source.labels[found]
 
 
 def _batches(source, positions, size, batch_size) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -74,6 +74,7 @@ class Evaluator:
 
   def __init__(self, run: Run):
     self.run, choice = run, run.config.eval
+    self.sources = {}  # of images, there are none
     if not choice.sts:
       raise ValueError("eval.sts = '' names no pairs of sentences: give the folder with sts12.tsv, stsb.tsv, ...")
     self.pairs = read(choice.sts)

@@ -99,6 +99,25 @@ def test_a_run_without_labels_is_judged_on_a_labelled_split(another_set, tmp_pat
   assert (found['images']['train'], found['images']['test'], found['knn5']) == (18, 12, summary['knn5'])
 
 
+@pytest.mark.parametrize('on_device', ['yes', 'no'])
+def test_broken_images_are_counted_in_training_and_in_evaluations(tmp_path, on_device):
+  tiny(tmp_path)
+  with np.load(tmp_path / 'data.npz') as arrays:
+    for split in ('train', 'test'):
+      for k, (image, label) in enumerate(zip(arrays[f'{split}_images'], arrays[f'{split}_labels'], strict=True)):
+        file = tmp_path / 'images' / split / f'class{label}' / f'{k:02d}.png'
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(file)
+  for name in ('train/class0/00.png', 'train/class0/04.png', 'test/class1/01.png'):
+    (tmp_path / 'images' / name).write_bytes(b'no image')
+  of_folder = dict(source='folder', path=str(tmp_path / 'images'), on_device=on_device, workers=0, broken='skip')
+  chosen = tiny(tmp_path, data=of_folder, steps=2, **{'eval.at_end': True, 'eval.view_images': 8})
+  assert train.train(chosen, tmp_path / 'run')['broken_images_skipped'] == 3
+  found = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())
+  assert found['broken_images_skipped'] == {'train': 2, 'test': 1}
+  assert evaluate.evaluate(chosen, tmp_path / 'run') == found  # from the features that were kept
+
+
 def test_a_mistake_in_the_data_of_evaluations_is_named(trained, tmp_path):
   workdir, chosen, _ = trained
   other = chosen.copy_and_resolve_references()
@@ -136,7 +155,7 @@ def test_evaluations_crop_views_from_the_stored_size(tmp_path, monkeypatch):
 def test_features_of_another_set_have_another_name(tmp_path, monkeypatch):
   told = []
   monkeypatch.setattr(features, 'digest', lambda settings, *given: told.append(settings['judged']) or 'name')
-  monkeypatch.setattr(features, 'cached', lambda *given: {})
+  monkeypatch.setattr(features, 'cached', lambda *given: dict.fromkeys(('train_skipped', 'test_skipped'), np.empty(0)))
   monkeypatch.setattr(evaluate.Evaluator, '_spaces', lambda self, arrays: arrays)
   for changes in ({}, {'eval.data': dict(name='other', path=tiny(tmp_path).data.path)}):
     prepared = run.prepare(tiny(tmp_path, **changes))
