@@ -63,6 +63,8 @@ SWEEP = Sweep(
     suspect('rate_0.2', 'learning rate 0.2', {'optimizer.learning_rate': 0.2}),
     # Batch norm of each view by itself.
     suspect('views_apart', 'views encoded apart', {'method.views_apart': True}),
+    # The paper prints a cosine for ImageNet and for its classifiers, and nothing for pre-training on CIFAR-10.
+    suspect('rate_constant', 'a constant learning rate', {'optimizer.schedule': 'constant'}),
     *(cell(*choice) for choice in GRID if choice not in REQUIRED),
   ),
 )
