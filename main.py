@@ -33,6 +33,8 @@ def run(arguments):
   if not WORKDIR.value:
     raise ValueError('--workdir is missing: give the directory of the run, such as --workdir=runs/first')
   if MODE.value in ('report', 'compare'):
+    if CONFIG.value or overrides:
+      raise ValueError(f'--mode={MODE.value} shows what was measured, and takes no --config: leave it out')
     return report.compare(others, WORKDIR.value) if MODE.value == 'compare' else report.report(WORKDIR.value)
   if CONFIG.value:
     chosen = config.load(CONFIG.value, overrides)

@@ -298,6 +298,8 @@ def describe(sweep: Sweep, folder: pathlib.Path, chosen: Mapping) -> None:
   finished, device, runs = tables.done(sweep, folder), device_here(), chosen['runs']
   left = missing(sweep, finished, chosen['only'], chosen['seeds'])
   for row in sweep.rows:
+    if chosen['only'] and row.name not in chosen['only']:
+      continue
     ready, waiting = [seed for name, seed in finished if name == row.name], [s for other, s in left if other is row]
     seed = (waiting or row.seeds)[0]
     minutes = estimate(sweep, row, seed, finished, device, runs)

@@ -71,6 +71,20 @@ class Run:
     return {k: v for k, v in found.items() if k.startswith(kinds) and isinstance(v, float) and not k.endswith(others)}
 
   @property
+  def settings(self) -> dict:
+    """The config, flat, with how the evaluation was made, which may not be how the run itself would have judged."""
+    known = flatten(self.config) | self.evaluation.get('settings', {})
+    if known.get('data.source') in ('arrays', 'folder', 'text'):  # tfds has one set of a name, wherever it lies
+      known['data.file'] = pathlib.PurePath(known['data.path']).name
+    return known
+
+  @property
+  def since(self) -> str:
+    """That training has gone on since the evaluation, in words; '' where it has not."""
+    last = max((row.get('step', 0) for row in self.rows), default=0)
+    return f', and trained to step {last:,} since' if last > self.evaluation.get('step', last) else ''
+
+  @property
   def title(self) -> str:
     if not self.config:
       return self.evaluation.get('file', self.workdir.name)
@@ -93,6 +107,8 @@ def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> 
   count = sum(len(runs) for runs in groups.values())
   many = any(len(runs) > 1 for runs in groups.values())
   lead = f'{count} runs of {len(groups)} configs.' + (' ± is one standard deviation over seeds.' if many else '')
+  for run in (run for runs in groups.values() for run in runs if run.since):
+    lead += f' {run.workdir} was evaluated at step {run.evaluation["step"]:,}{run.since}.'
   return page.write(writable(out), 'compare', 'Runs side by side', lead, _comparison(groups))
 
 
@@ -104,11 +120,11 @@ def _lead(run: Run) -> str:
   if run.config:
     words.append(f'{run.config["model"]["name"]}, loss {run.config["loss"]["name"]}, seed {run.config["seed"]}')
   if 'step' in run.evaluation:
-    words.append(f'evaluated at step {run.evaluation["step"]:,} (epoch {run.evaluation["epoch"]:.4g})')
+    words.append(f'evaluated at step {run.evaluation["step"]:,} (epoch {run.evaluation["epoch"]:.4g}){run.since}')
   if run.evaluation:
     init = run.config.get('init') if run.evaluation.get('step') == 0 else ''
     weights = 'an untrained encoder' if init == 'random' else f'the weights of {init}'
-    of = weights if init else 'the last checkpoint' if run.config else run.title
+    of = weights if init else 'this checkpoint' if run.config else run.title
     words.append(f'accuracies are of the {run.evaluation["features"]} features of {of}')
   return '; '.join(words) + '.' if words else ''
 
@@ -246,8 +262,8 @@ def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
   """Runs of one config, the seed apart, under a name that says in which keys it differs from the others."""
   same = lambda key: key == 'seed' or any(key == i or key.startswith(i + '.') for i in IRRELEVANT)
   # A key that a run does not know yet says nothing: it is '' or of LATER.
-  whole = lambda config: {k: v for k, v in (LATER | flatten(config)).items() if v != ''} if config else {}
-  configs = [{k: v for k, v in whole(run.config).items() if not same(k)} for run in runs]
+  whole = lambda run: {k: v for k, v in (LATER | run.settings).items() if v != ''} if run.config else {}
+  configs = [{k: v for k, v in whole(run).items() if not same(k)} for run in runs]
   keys = sorted(set().union(*configs))
   known = [config for config in configs if config]  # features of unknown origin have none
   differing = [k for k in keys if len({json.dumps(config.get(k)) for config in known}) > 1]

@@ -16,6 +16,7 @@ from PIL import Image
 
 from configs import base
 from ssl_jax import figures, report, train
+from ssl_jax.config import restore
 from ssl_jax.evals import evaluate
 from tests.test_train import tiny
 
@@ -46,7 +47,9 @@ def runs(tmp_path_factory):
   larger = lambda x: (
     {k: larger(v) for k, v in x.items()} if isinstance(x, dict) else x + 0.25 if type(x) is float else x
   )
-  (folder / 'seed1' / 'evaluation.json').write_text(json.dumps(larger(evaluation)))
+  (folder / 'seed1' / 'evaluation.json').write_text(
+    json.dumps(larger(evaluation) | {'settings': evaluation['settings']})
+  )
   (folder / 'seed1' / 'config.json').write_text(json.dumps(chosen.to_dict() | {'seed': 1}))
   report.report(folder / 'seed0')
   return folder
@@ -218,11 +221,34 @@ def test_compare_tells_protocols_apart_and_refuses_a_run_twice(runs, tmp_path):
   shutil.copytree(runs / 'seed1', other)
   with pytest.raises(ValueError, match=r'are the same run \(seed 1\): give one'):
     report.compare([runs / 'seed1', other], tmp_path / 'out')
-  config = json.loads((other / 'config.json').read_text())
-  config['eval']['vote'] = 'majority'
-  (other / 'config.json').write_text(json.dumps(config))
+  other = shutil.copytree(runs / 'seed0', tmp_path / 'judged_again')
+  chosen = restore(json.loads((other / 'config.json').read_text()), base.get_config(), ['eval.vote=majority'])
+  evaluate.evaluate(chosen, other)
   report.compare([runs / 'seed1', other], tmp_path / 'out')
-  assert re.search(r'\| B \| 1 \|.*\| eval.vote = majority \|', (tmp_path / 'out' / 'compare.md').read_text())
+  assert re.search(r'\| B \| 0 \|.*\| eval.vote = majority \|', (tmp_path / 'out' / 'compare.md').read_text())
+
+
+def test_compare_tells_files_of_images_apart_and_not_folders_that_hold_them(runs, tmp_path):
+  other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
+  config = json.loads((other / 'config.json').read_text())
+  for path, groups in (('/elsewhere/data.npz', 1), ('/elsewhere/data2.npz', 2)):
+    config['data']['path'] = path
+    (other / 'config.json').write_text(json.dumps(config))
+    report.compare([runs / 'seed0', other], tmp_path / 'out')
+    assert f'2 runs of {groups} configs' in (tmp_path / 'out' / 'compare.md').read_text()
+
+
+def test_an_evaluation_that_training_has_left_behind_is_called_so(runs, tmp_path):
+  other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
+  step = json.loads((other / 'evaluation.json').read_text())['step']
+  with (other / 'metrics.jsonl').open('a') as rows:
+    rows.write(json.dumps({'step': step + 7, 'epoch': 9.0, 'loss': 1.0}) + '\n')
+  report.report(other)
+  told = f'evaluated at step {step} (epoch {{}}), and trained to step {step + 7} since'
+  assert re.search(re.escape(told).replace(re.escape('{}'), '.*'), (other / 'report.md').read_text())
+  report.compare([runs / 'seed0', other], tmp_path / 'out')
+  told = f'{other} was evaluated at step {step}, and trained to step {step + 7} since'
+  assert told in (tmp_path / 'out' / 'compare.md').read_text()
 
 
 def test_features_of_unknown_origin_do_not_make_every_key_differ(runs, tmp_path):
@@ -257,7 +283,7 @@ def test_younger_keys_and_places_do_not_tell_runs_apart():
     known = chosen.to_dict()
     if older:
       del known['init'], known['data']['stored_size'], known['eval']['data']
-    return types.SimpleNamespace(workdir=path, title='t', config=known)
+    return report.Run(path, known, {}, {}, {}, [])
 
   assert len(report._groups([made(0, '/here', False), made(1, '/there', False), made(2, '', True)])) == 1
 
@@ -296,6 +322,9 @@ def test_the_command_compares_the_workdirs_that_it_is_given(runs, tmp_path):
   done = subprocess.run([*command, '--unknown'], check=False, timeout=120, capture_output=True, text=True)
   assert done.returncode == 1
   assert "'--unknown' is no flag" in done.stderr
+  done = subprocess.run([*command, '--config.seed=1'], check=False, timeout=120, capture_output=True, text=True)
+  assert done.returncode == 1
+  assert 'takes no --config' in done.stderr
 
 
 def test_a_run_that_was_not_evaluated_still_has_a_page(runs, tmp_path):

@@ -180,7 +180,13 @@ class Evaluator:
       say(f'training on labels ({choice.finetune})')
       numbers |= _finetune(run, state, spaces['backbone'].train)
     data = {key: run.judged[key] for key in ('name', 'train_split', 'test_split')}
-    results = {'step': int(state.step), 'epoch': int(state.step) / run.steps_per_epoch, 'data': data, **numbers}
+    results = {
+      'step': int(state.step),
+      'epoch': int(state.step) / run.steps_per_epoch,
+      'data': data,
+      'settings': flatten(run.config.eval, 'eval.'),
+      **numbers,
+    }
     if run.config.data.broken == 'skip':
       results['broken_images_skipped'] = {part: len(source.skipped) for part, source in self.sources.items()}
     other = run.config.eval.data.name  # the run's own evaluation, and its report, stay
@@ -298,6 +304,8 @@ def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:
       train, train_labels, test, test_labels = (stored[key] for key in KEYS)
     except sources.BROKEN_ARCHIVE as error:
       raise ValueError(f'eval.file = {str(path)!r} cannot be read ({error}): store plain numbers') from error
+  known, asked = 'eval.file: train_features', 'eval.file: test_features'
+  check.same_width(asked, check.features(asked, test), known, check.features(known, train))
   workdir = checkpoint.writable(workdir)
   _check_k(settings['k'], len(train), 'features')
   name = settings['features']

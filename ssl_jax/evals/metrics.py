@@ -254,8 +254,13 @@ def repelling_gap(query, query_labels, bank, bank_labels, *, alpha: float = 2.0,
 # Negatives
 
 
-@functools.partial(jax.jit, static_argnames=('temperature', 'block'))
-def _penalty_entropy(x, *, temperature, block):
+def _argument(temperature):
+  """As jit takes it: another number needs no other program, another function does."""
+  return jax.tree_util.Partial(temperature) if callable(temperature) else jnp.asarray(temperature, jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames='block')
+def _penalty_entropy(x, temperature, *, block):
   x, n = blocks.unit(x), len(x)
 
   def row(query, index):
@@ -276,7 +281,7 @@ def penalty_entropy(x, temperature: Temperature, *, block: int | None = None) ->
   n = len(x)
   if n < 3:
     raise ValueError(f'features: {n} examples, expected at least 3 to have two negatives')
-  return _mean(_penalty_entropy(x, temperature=temperature, block=block or blocks.rows(n, n)))
+  return _mean(_penalty_entropy(x, _argument(temperature), block=block or blocks.rows(n, n)))
 
 
 @functools.partial(jax.jit, static_argnames='batch')
@@ -373,8 +378,8 @@ def similarity_histograms(anchors, positives, labels, *, bins: int = 100, block:
   return {'edges': np.linspace(-1, 1, bins + 1), **dict(zip(('TP', 'FN', 'TN'), counts, strict=True))}
 
 
-@functools.partial(jax.jit, static_argnames=('temperature', 'bins', 'block'))
-def _penalty_distribution(x, *, temperature, bins, block):
+@functools.partial(jax.jit, static_argnames=('bins', 'block'))
+def _penalty_distribution(x, temperature, *, bins, block):
   x, n = blocks.unit(x), len(x)
 
   def row(query, index):
@@ -396,7 +401,8 @@ def penalty_distribution(x, temperature: Temperature, *, bins: int = 100, block:
   n = len(x)
   if n < 2:
     raise ValueError(f'features: {n} example, expected at least 2 to have a negative')
-  shares = _penalty_distribution(x, temperature=temperature, bins=bins, block=block or blocks.rows(n, max(n, bins)))
+  block = block or blocks.rows(n, max(n, bins))
+  shares = _penalty_distribution(x, _argument(temperature), bins=bins, block=block)
   return {
     'edges': np.linspace(-1, 1, bins + 1),
     'penalty': np.asarray(shares).mean(axis=0, dtype=np.float64) / 2**30,
