@@ -73,7 +73,7 @@ VARIANTS = {
     **BYOL,
     'method': dict(name='redundancy'),
     'projector': dict(name='vicreg'),
-    'loss': dict(name='vicreg'),
+    'loss': dict(name='vicreg', variance=12.5),
   },
   # With multi_crop: Caron et al. 2020, for a batch of 256, and Caron et al. 2021, for a ResNet-50.
   'swav': {
@@ -84,6 +84,8 @@ VARIANTS = {
     'optimizer': dict(scaling='linear', learning_rate=0.6),
   },
   'dino': {
+    'augment': BYOL['augment'],
+    'augment_other': BYOL['augment_other'],
     'method': dict(name='dino', teacher_temperature=dict(name='linear_schedule', start=0.04, end=0.07, epochs=50)),
     'projector': dict(name='dino', prototypes=60_000, batch_norm='hidden'),
     'loss': dict(name='dino'),
@@ -96,12 +98,20 @@ VARIANTS = {
   'balanced': {**SUPERVISED, 'loss': dict(name='balanced', alpha=4.0, lam=2.0), 'temperature': NONE},
   # cacr C.2: MoCo v2, and CACR on it with four positives or one.
   'moco': {**MOCO, 'views': 2, 'loss': dict(name='info_nce'), 'temperature': dict(name='constant', tau=0.2)},
-  # Its baselines on MoCo v2, Table 15.
-  'align_uniform_moco': {**MOCO, 'views': 2, 'loss': dict(name='align_uniform', t=3.0), 'temperature': NONE},
+  # Its baselines on MoCo v2, Table 15, with what their authors' codes have beside the printed values. Wang & Isola
+  # weigh alignment with 3: a third of that loss needs three times the rate and a third of the decay.
+  'align_uniform_moco': {
+    **MOCO,
+    'views': 2,
+    'method': dict(MOCO['method'], intra_batch=True),
+    'loss': dict(name='align_uniform', t=3.0, weight=1 / 3),
+    'temperature': NONE,
+    'optimizer': dict(SGD, learning_rate=0.09, weight_decay=1e-4 / 3),
+  },
   'hard_negative_moco': {
     **MOCO,
     'views': 2,
-    'loss': dict(name='hard_negative', beta=1.0),
+    'loss': dict(name='hard_negative', beta=1.0, tau_plus=0.1),
     'temperature': dict(name='constant', tau=0.5),
   },
   'cacr_moco': {**CACR_MOCO, 'views': 5},

@@ -169,7 +169,7 @@ def with_keys(
   chex.assert_rank([query, key], 2)
   chex.assert_equal_shape([query, key])
   query, key = _prepare(query, similarity), _prepare(key, similarity)
-  keys = _gather(key, axis_name)
+  keys = gather(key, axis_name)
   own, instances = _instances(query.shape[0], keys.shape[0], axis_name)
   pos = _row_similarities(query, key, similarity)[:, None]
   return Pairs(pos, *_negatives(query, keys, own, instances, similarity, block))
@@ -200,8 +200,8 @@ def with_queue(
   query, key, keys = (_prepare(x, similarity) for x in (query, key, queue))
   own, instances = jnp.arange(query.shape[0]), jnp.full(keys.shape[0], -1)  # -1: of an earlier batch, nobody's own
   if in_batch:
-    queries = _gather(query, axis_name)
-    own, others = _instances(query.shape[0], queries.shape[0], axis_name)
+    queries = gather(query, axis_name)
+    own, others = _instances(query.shape[0], queries.shape[0], axis_name, least=1)
     keys, instances = jnp.concatenate([keys, queries]), jnp.concatenate([instances, others])
   pos = _row_similarities(query[:, None], key, similarity)
   return Pairs(pos, *_negatives(query, keys, own, instances, similarity, block))
@@ -286,7 +286,12 @@ def _prepare(x: jax.Array, similarity: str) -> jax.Array:
   return normalize(x) if similarity == 'cosine' else to_float32(x)
 
 
-def _gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
+def gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
+  """The examples of all devices along an axis, in the order of the global batch.  [B, ...] -> [N, ...]
+
+  >>> gather(jnp.ones((2, 3)), None).shape
+  (2, 3)
+  """
   return x if axis_name is None else jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
 
@@ -297,12 +302,12 @@ def _gathered_views(views, axis_name: str | None, similarity: str) -> tuple[jax.
   chex.assert_rank(views, 2)
   chex.assert_equal_shape(views)
   stacked = _prepare(jnp.stack(views), similarity)
-  return stacked, _gather(stacked, axis_name, axis=1)
+  return stacked, gather(stacked, axis_name, axis=1)
 
 
-def _instances(batch: int, total: int, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
+def _instances(batch: int, total: int, axis_name: str | None, least: int = 2) -> tuple[jax.Array, jax.Array]:
   """[B], [N], where the instances of this device and those of all devices stand in the global batch."""
-  if total < 2:
+  if total < least:
     raise ValueError(f'batch = {total} instance leaves no negatives: give 2 or more')
   first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * batch
   return first + jnp.arange(batch), jnp.arange(total)
@@ -334,6 +339,9 @@ def _positives(views: jax.Array, similarity: str) -> jax.Array:
 
 def _similarities(queries: jax.Array, keys: jax.Array, similarity: str) -> jax.Array:
   """[Q, D], [M, D] -> [Q, M]"""
+  if similarity == 'euclidean':  # it is the same from any origin, and from a near one with more digits
+    origin = jax.lax.stop_gradient(jnp.mean(keys, axis=0, keepdims=True))
+    queries, keys = queries - origin, keys - origin
   # An accelerator would multiply float32 in a shorter type: at tau = 0.01 its error would be of the size of the loss.
   product = jnp.matmul(queries, keys.T, precision=jax.lax.Precision.HIGHEST)
   if similarity != 'euclidean':

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
+from flax.errors import FlaxError
 from ml_collections import ConfigDict
 
 from ssl_jax import methods, models, optim, weights
@@ -153,11 +154,13 @@ def try_network(config) -> nn.Module:
     method = methods.create(config, steps_per_epoch=1, total_steps=1)
     check_kind(config, method.network.encoder)
     images = models.example(method.network.encoder, input_size(config))
-    params, *_ = jax.eval_shape(method.init, jax.random.key(0), images)
+    params, stats, _ = jax.eval_shape(method.init, jax.random.key(0), images)
     if not all(weight.size for weight in jax.tree.leaves(params)):
       raise TypeError('a layer has no width')
     if method.predictor not in (None, 'prototypes'):
       _check_predictor(config, method.network, images)
+    if config.small_crops.number:
+      _check_small_crops(config, method, params, stats)
     return method.network.encoder
   except (TypeError, ZeroDivisionError, OverflowError) as error:
     parts = ', '.join(f'{name} = {config[name].to_dict()}' for name in ('model', 'projector', 'method'))
@@ -173,6 +176,18 @@ def _check_predictor(config, network, images) -> None:
       f'projector.name = {config.projector.name!r} gives {widths["projector"]} features, and the predictor of '
       f'{config.method.name!r} {widths["predictor"]}: set projector.features or method.predictor'
     )
+
+
+def _check_small_crops(config, method, params, stats) -> None:
+  """Refuses small crops for an encoder whose weights fit images of one size alone."""
+  size = config.small_crops.size
+  try:
+    jax.eval_shape(method.features, params, stats, models.example(method.network.encoder, size))
+  except FlaxError as error:
+    raise ValueError(
+      f'small_crops.size = {size} does not go with model.name = {config.model.name!r}, whose weights are of images of '
+      f'{config.data.image_size} pixels: set small_crops.number=0, or take a ResNet'
+    ) from error
 
 
 # What has no meaning for sentences, with the value that says so.

@@ -191,6 +191,7 @@ def macl(
   """
   require_positive(tau0=tau0)
   require('alpha', alpha, lambda x: 0 <= x <= 1, 'give an alpha in [0, 1]')
+  require('threshold', threshold, math.isfinite, 'give a finite number')
   alignment = jnp.mean(jax.lax.stop_gradient(pos))
   if axis_name is not None:
     alignment = jax.lax.pmean(alignment, axis_name)

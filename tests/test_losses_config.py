@@ -1,6 +1,7 @@
 """From a config to a loss: every legal combination of loss and temperature, and what is refused."""
 
 import functools
+import math
 import pathlib
 import re
 
@@ -110,6 +111,8 @@ class ConfigTest(chex.TestCase):
     (dict(name='cacr', positive_weights='all'), "loss.positive_weights = 'all' is out of range: give 'far', 'near' or"),
     (dict(name='cacr', t_neg=0), 'loss.t_neg = 0 is out of range'),
     (dict(name='cacr', stop_positive_weights='no'), "loss.stop_positive_weights = 'no' is no bool: give True or False"),
+    (dict(name='triplet', margin=math.inf), 'loss.margin = inf is out of range: give a margin of 0 or more'),
+    (dict(name='macl', threshold=math.nan), 'loss.threshold = nan is out of range: give a finite number'),
     (dict(name='triplet', margin=-0.1), 'loss.margin = -0.1 is out of range: give a margin of 0 or more'),
     (dict(name='simple', weight=0), 'loss.weight = 0 is out of range'),
     (dict(name='decoupled_weighted', sigma=0), 'loss.sigma = 0 is out of range'),

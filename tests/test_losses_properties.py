@@ -98,6 +98,9 @@ class BehaviourTest(absltest.TestCase):
       value, gradient = entropy(neg, tau)
       np.testing.assert_allclose(value, -first * np.log(first) - last * np.log(last), rtol=1e-4, atol=1e-30)
       chex.assert_tree_all_finite(gradient)
+    nothing = jnp.zeros((1, 3), bool)
+    np.testing.assert_array_equal(losses.penalties(neg, 0.5, nothing), 0)
+    np.testing.assert_array_equal(losses.penalty_entropy(neg, 0.5, nothing), 0)
 
   def test_hard_with_all_negatives_is_info_nce(self):
     pos, neg = similarities(0)
@@ -231,6 +234,14 @@ class OtherLossesTest(absltest.TestCase):
     np.testing.assert_allclose(tau(jnp.array([0.2, 0.2])), 0.1, rtol=1e-6)
     self.assertGreater(tau(jnp.array([0.9, 0.8])), tau(jnp.array([0.1, 0.2])))
     np.testing.assert_allclose(temperature.macl(jnp.array([-1.0]), tau0=0.1, alpha=1.0), 0.001, rtol=1e-5)
+
+  def test_gradients_are_finite_where_debiasing_leaves_next_to_nothing(self):
+    # e^x of the logarithms' difference rounds to 1 at the second of these, and is just below it at the others.
+    pos = jnp.float32([0.1466321498155594]) + jnp.float32([-1e-6, 0, 1e-6])
+    neg = jnp.full((3, 3), -0.19994144141674042, jnp.float32)
+    total = lambda pos, neg: losses.hard_negative(pos, neg, 0.5, beta=1.0, tau_plus=0.5).sum()
+    value, gradients = jax.value_and_grad(total, argnums=(0, 1))(pos, neg)
+    chex.assert_tree_all_finite((value, gradients))
 
   def test_hard_negative_without_its_parameters_is_info_nce(self):
     pos, neg = similarities(0)

@@ -119,6 +119,17 @@ class LayoutTest(chex.TestCase):
     for dtype in (jnp.float32, jnp.bfloat16):
       chex.assert_tree_all_finite(both(dtype))
 
+  def test_distances_far_from_the_origin_keep_their_digits(self):
+    z = [10 + 0.01 * jax.random.normal(key, (8, 128)) for key in jax.random.split(jax.random.key(0))]
+    _, neg, _ = pairs.in_batch(*z, similarity='euclidean')
+    every = np.concatenate(z).astype(np.float64)
+    np.testing.assert_allclose(neg, -np.linalg.norm(every[:, None] - every[None], axis=2), rtol=1e-4, atol=1e-3)
+
+  def test_one_instance_is_contrasted_with_a_queue(self):
+    z = jnp.ones((1, D))
+    _, _, where = pairs.with_queue(z, z, jnp.ones((3, D)), in_batch=True)
+    self.assertEqual(where.tolist(), [[True, True, True, False]])
+
   def test_refusals(self):
     z = jnp.ones((2, D))
     for message, call in (

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssl_jax import run
+from ssl_jax import config, run
 from tests.test_train import tiny
 
 
@@ -95,3 +95,9 @@ def test_host_batches_are_cropped_as_each_view_asks(tmp_path):
   whole, (images,) = prepared.train.items[batch['index']], batch['images']
   np.testing.assert_array_equal(images[:, 0], whole)
   assert (images[:, 1] != whole).any(axis=(1, 2, 3)).all()
+
+
+def test_small_crops_are_refused_by_an_encoder_of_one_size():
+  chosen = config.load('configs/cifar10.py:cacr,multi_crop')
+  with pytest.raises(ValueError, match=r"^small_crops.size = 16 does not go with model.name = 'alexnet'.*number=0"):
+    run.try_network(chosen)

@@ -257,6 +257,10 @@ class ConfigTest(chex.TestCase):
     ),
     (dict(name='learnable', tau=2.0), 'tau = 2.0 is out of range: tau_max is 1.0, so give tau <= tau_max'),
     (
+      dict(name='cosine', tau_min=0.1, tau_max=dict(name='cosine_schedule', tau_min=0.05, tau_max=0.5, period=1 / 32)),
+      'tau_min = 0.1 is out of range: tau_max is 0.05',  # half a period after each of the steps that are whole ones
+    ),
+    (
       dict(name='cosine', tau_min=dict(name='linear_schedule', start=0.1, end=0.3, epochs=5), tau_max=0.2),
       'tau_min = 0.2',  # not at the first step, but before the last
     ),

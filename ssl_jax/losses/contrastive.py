@@ -24,6 +24,7 @@ named in each function.
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -260,14 +261,14 @@ def hard_negative(
   >>> print(hard_negative(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.5, beta=1.0))
   [0.2921]
   """
-  require('beta', beta, lambda x: x >= 0, 'give a beta of 0 or more')
+  require('beta', beta, lambda x: 0 <= x < math.inf, 'give a beta of 0 or more')
   require('tau_plus', tau_plus, lambda x: 0 <= x < 1, 'give a tau_plus in [0, 1)')
   p, n = scale(pos, temperature), scale(neg, temperature)
   log_expected = (_logsumexp((1 + beta) * n, where) - _logsumexp(beta * n, where))[:, None]
   # log(E - tau_plus e^p), where the first exceeds the second; elsewhere the floor holds.
   difference = jnp.log(jnp.asarray(tau_plus, p.dtype)) + p - log_expected
-  less = difference < 0
-  debiased = log_expected + jnp.log1p(-jnp.exp(jnp.where(less, difference, -1))) - jnp.log1p(-tau_plus)
+  less = difference < -1e-30  # of a smaller one the derivative would not be finite
+  debiased = log_expected + jnp.log(-jnp.expm1(jnp.where(less, difference, -1))) - jnp.log1p(-tau_plus)
   floor = scale(jnp.full_like(p, -1), temperature)
   log_count = jnp.log(jnp.maximum(jnp.sum(where, axis=1), 1).astype(p.dtype))[:, None]
   return jnp.mean(jax.nn.softplus(log_count + jnp.where(less, jnp.maximum(debiased, floor), floor) - p), axis=1)
@@ -360,7 +361,7 @@ def triplet(pos: jax.Array, neg: jax.Array, margin: float, *, where: jax.Array |
   >>> print(triplet(jnp.array([0.5]), jnp.array([[0.1, -0.2]]), margin=1.0))
   [0.2]
   """
-  require('margin', margin, lambda x: x >= 0, 'give a margin of 0 or more')
+  require('margin', margin, lambda x: 0 <= x < math.inf, 'give a margin of 0 or more')
   return jax.nn.relu(2 * jnp.max(_masked(neg, where), axis=1) - 2 * jnp.min(pos, axis=1) + margin)
 
 
@@ -387,7 +388,8 @@ def penalties(neg: jax.Array, temperature: Temperature, where: jax.Array | None 
   >>> print(penalties(jnp.array([[0.5, 0.0]]), 0.5))
   [[0.7311 0.2689]]
   """
-  return jnp.exp(_log_penalties(neg, temperature, where))
+  log_r, where = _log_penalties(neg, temperature, where)
+  return jnp.where(where, jnp.exp(log_r), 0)
 
 
 def penalty_entropy(neg: jax.Array, temperature: Temperature, where: jax.Array | None = None) -> jax.Array:
@@ -396,8 +398,9 @@ def penalty_entropy(neg: jax.Array, temperature: Temperature, where: jax.Array |
   >>> print(penalty_entropy(jnp.array([[0.5, 0.0]]), 0.5))
   [0.5822]
   """
-  log_r = _log_penalties(neg, temperature, where)
-  return -jnp.sum(jnp.exp(log_r) * jnp.where(log_r == -jnp.inf, 0, log_r), axis=1)
+  log_r, where = _log_penalties(neg, temperature, where)
+  log_r = jnp.where(where, log_r, 0)
+  return -jnp.sum(jnp.where(where, jnp.exp(log_r) * log_r, 0), axis=1)
 
 
 def _log_penalties(neg, temperature, where):
@@ -406,7 +409,8 @@ def _log_penalties(neg, temperature, where):
   chex.assert_rank(neg, 2)
   neg = pairs.to_float32(neg)
   where = jnp.ones(neg.shape, bool) if where is None else jnp.asarray(where, bool)
-  return jax.nn.log_softmax(_masked(scale(neg, temperature), where), axis=1)
+  chex.assert_equal_shape([neg, where])
+  return jax.nn.log_softmax(_masked(scale(neg, temperature), where), axis=1), where
 
 
 def _masked(x: jax.Array, where: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.temperature import Temperature, require_positive, scale
+from ssl_jax.temperature import Temperature, require, require_positive, scale
 
 
 def byol(prediction: jax.Array, target: jax.Array) -> jax.Array:
@@ -84,6 +84,7 @@ def sinkhorn(
    [1. 0.]]
   """
   require_positive(epsilon=epsilon)
+  require('iterations', iterations, lambda n: n >= 1, 'give 1 or more')
   parts = [jax.lax.stop_gradient(pairs.to_float32(x)) / epsilon for x in (scores, others) if x is not None]
   chex.assert_rank(parts, 2)
   for _ in range(iterations):

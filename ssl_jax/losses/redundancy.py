@@ -25,7 +25,7 @@ def barlow_twins(z1: jax.Array, z2: jax.Array, *, lam: float = 0.0051, axis_name
   0.0 8.0
   """
   require_positive(lam=lam)
-  z1, z2 = _views(z1, z2)
+  z1, z2 = _views(z1, z2, axis_name)
   z1, z2 = (_center(z, axis_name) for z in (z1, z2))
   z1, z2 = (z * jax.lax.rsqrt(_mean(z * z, axis_name) + 1e-5) for z in (z1, z2))
   correlation = _covariance(z1, z2, axis_name)
@@ -54,7 +54,7 @@ def vicreg(
   0.0 200.0
   """
   require_positive(invariance=invariance, variance=variance, covariance=covariance)
-  z1, z2 = _views(z1, z2)
+  z1, z2 = _views(z1, z2, axis_name)
   size, dimension = _batch_size(z1, axis_name), z1.shape[1]
   loss = invariance * jnp.mean(_mean((z1 - z2) ** 2, axis_name))
   for z in (_center(z1, axis_name), _center(z2, axis_name)):
@@ -76,7 +76,7 @@ def w_mse(z1: jax.Array, z2: jax.Array, *, eps: float = 0.0, axis_name: str | No
   0.0 4.0
   """
   require('eps', eps, lambda x: 0 <= x < 1, 'give an eps in [0, 1)')
-  z1, z2 = _views(z1, z2)
+  z1, z2 = _views(z1, z2, axis_name)
   size, dimension = _batch_size(z1, axis_name), z1.shape[1]
   if eps == 0 and size <= dimension:
     raise ValueError(f'eps = {eps} with {size} examples of {dimension} features: give an eps above 0 or more examples')
@@ -108,14 +108,14 @@ def zero_cl(
   """
   require('kind', kind, ('instance', 'feature', 'both').__contains__, "give 'instance', 'feature' or 'both'")
   require_positive(eps=eps)
-  z1, z2 = _views(z1, z2)
+  z1, z2 = _views(z1, z2, axis_name)
   loss = jnp.zeros((), z1.dtype)
   if kind in ('feature', 'both'):
     h1, h2 = (_whiten(_standardize(z, 1e-4, axis_name), eps, axis_name) for z in (z1, z2))
     loss += jnp.sum((1 - _mean(h1 * h2, axis_name)) ** 2)
   if kind in ('instance', 'both'):
     # A whitened instance is a mixture of the instances of all devices.
-    h1, h2 = (_whiten(_gather(_standardize(z.T, 1e-4, None), axis_name), eps, None) for z in (z1, z2))
+    h1, h2 = (_whiten(pairs.gather(_standardize(z.T, 1e-4, None), axis_name, axis=1), eps, None) for z in (z1, z2))
     loss += jnp.sum((1 - jnp.mean(h1 * h2, axis=0)) ** 2)
   return loss
 
@@ -132,7 +132,7 @@ def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axi
   0.07 13.93
   """
   require_positive(eps=eps)
-  z1, z2 = _views(z1, z2)
+  z1, z2 = _views(z1, z2, axis_name)
   require('groups', groups, lambda x: x >= 1 and z1.shape[1] % x == 0, f'give a divisor of D = {z1.shape[1]}')
   z1, z2 = (_standardize(z, 1e-5, axis_name) for z in (z1, z2))
 
@@ -143,19 +143,16 @@ def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axi
   return sum(jnp.sum((1 - _mean(z * base, axis_name)) ** 2) for z, base in ((z1, second), (z2, first)))
 
 
-def _views(z1: jax.Array, z2: jax.Array) -> list[jax.Array]:
+def _views(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> list[jax.Array]:
   chex.assert_rank([z1, z2], 2)
   chex.assert_equal_shape([z1, z2])
+  if (size := _batch_size(z1, axis_name)) < 2:
+    raise ValueError(f'batch = {size} example has no variance: give 2 or more')
   return [pairs.to_float32(z) for z in (z1, z2)]
 
 
 def _batch_size(z: jax.Array, axis_name: str | None) -> int:
   return z.shape[0] * (1 if axis_name is None else jax.lax.psum(1, axis_name))
-
-
-def _gather(z: jax.Array, axis_name: str | None) -> jax.Array:
-  """[D, B] of this device -> [D, N] of all."""
-  return z if axis_name is None else jax.lax.all_gather(z, axis_name, axis=1, tiled=True)
 
 
 def _mean(z: jax.Array, axis_name: str | None) -> jax.Array:

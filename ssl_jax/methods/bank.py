@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, gather, mean_temperature, require_momentum, write
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean_temperature, require_momentum, write
 from ssl_jax.temperature import prefix, require
 
 
@@ -55,5 +55,5 @@ class MemoryBank(Method):
     return loss, Outputs(batch_stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})
 
   def _updated(self, bank, index, z):
-    index, z = gather(index, self.axis_name), gather(z, self.axis_name)
+    index, z = pairs.gather(index, self.axis_name), pairs.gather(z, self.axis_name)
     return write(bank, index, pairs.normalize(self.momentum * bank[index] + (1 - self.momentum) * z))

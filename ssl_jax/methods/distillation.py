@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ssl_jax import losses, temperature
 from ssl_jax.methods.momentum import Momentum
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, require_momentum
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, require_epochs, require_momentum
 from ssl_jax.temperature import prefix, require
 
 
@@ -62,7 +62,8 @@ class DINO(Momentum):
   The teacher is the momentum encoder, and sees no small crops. Its logits are centred with extra['centre'], a moving
   average over batches, and sharpened with `teacher_temperature`, a number or a schedule such as
   dict(name='linear_schedule', start=0.04, end=0.07, epochs=30); the student's is the config's temperature. The
-  prototypes are frozen for `freeze_epochs`.
+  prototypes are frozen for `freeze_epochs`. Evaluations are of the student, where the authors judge the teacher: the
+  config's `ema` judges an average of the student's weights.
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'dino': losses.dino}
@@ -77,6 +78,7 @@ class DINO(Momentum):
     super().__post_init__()
     with prefix('method'):
       require_momentum(centre_momentum=self.centre_momentum)
+      require_epochs(freeze_epochs=self.freeze_epochs)
       sharp = self.teacher_temperature
       require('teacher_temperature', sharp, lambda tau: tau is not None, 'give a number or a schedule')
       learned = temperature.is_mapping(sharp) and sharp.get('name') == 'learnable'

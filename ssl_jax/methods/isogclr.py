@@ -1,6 +1,7 @@
 """Contrast with all images from small batches, with a temperature of each image's own: SogCLR and iSogCLR."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, gather, require_momentum, write
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, require_momentum, write
 from ssl_jax.temperature import prefix, require
 
 
@@ -63,7 +64,7 @@ class ISogCLR(Method):
   def __post_init__(self):
     with prefix('loss'):
       rho = getattr(self.contrast, 'keywords', {}).get('rho', 0.0)
-      require('rho', rho, lambda rho: rho >= 0, 'give a divergence of at least 0')
+      require('rho', rho, lambda rho: 0 <= rho < math.inf, 'give a divergence of at least 0')
     with prefix('method'):
       require_momentum(momentum=self.momentum, tau_momentum=self.tau_momentum)
       require('tau_rate', self.tau_rate, lambda rate: 0 <= rate < float('inf'), 'give a rate of at least 0')
@@ -89,8 +90,8 @@ class ISogCLR(Method):
     loss, average, slope = self.contrast(rows(h), old['tau'], old['average'], **given)
     slope = self.tau_momentum * old['slope'] + (1 - self.tau_momentum) * slope
     tau = jnp.clip(old['tau'] - self.tau_rate * slope, self.tau_min, self.tau_max)
-    index = gather(inputs.index, self.axis_name)
+    index = pairs.gather(inputs.index, self.axis_name)
     new = dict(average=average, tau=tau, slope=slope)
-    images = {key: write(x, index, gather(new[key], self.axis_name)) for key, x in images.items()}
+    images = {key: write(x, index, pairs.gather(new[key], self.axis_name)) for key, x in images.items()}
     metrics = {'positive': jnp.mean(pos), 'tau': jnp.mean(old['tau'])}
     return jnp.mean(loss), Outputs(batch_stats, {**extra, 'images': images}, metrics)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ssl_jax import pairs
 from ssl_jax.methods.momentum import Momentum
-from ssl_jax.methods.protocol import Inputs, Outputs, gather, mean_temperature
+from ssl_jax.methods.protocol import Inputs, Outputs, mean_temperature
 from ssl_jax.temperature import prefix
 
 
@@ -86,7 +86,7 @@ class MoCo(Momentum):
         )
       )
     values = [jnp.mean(self.contrast(*pair, tau, axis_name=self.axis_name)) for pair in found]
-    extra = {**extra, 'momentum': slow, **queue, 'keys': gather(keys[-1], self.axis_name)}
+    extra = {**extra, 'momentum': slow, **queue, 'keys': pairs.gather(keys[-1], self.axis_name)}
     pos = found[0].pos
     return sum(values) / len(values), Outputs(stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})
 
@@ -95,8 +95,8 @@ class MoCo(Momentum):
 class MoCoV3(Momentum):
   """A predicted query of each view against the keys of each other view, of all images of the batch.
 
-  The loss is the mean over the directions. The paper's is their sum times 2 tau, a factor that LARS and AdamW cancel.
-  Small crops are queries only.
+  The loss is the mean over the directions. The paper's is their sum times 2 tau, a factor that AdamW cancels, and LARS
+  for weights. Small crops are queries only.
   """
 
   predictor: ClassVar[str] = 'moco_v3'

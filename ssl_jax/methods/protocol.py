@@ -137,11 +137,6 @@ class Method:
     return self.temperature.at(params['temperature'], inputs.step)
 
 
-def gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
-  """The examples of all devices, in the order of the global batch.  [b, ...] -> [B, ...]"""
-  return x if axis_name is None else jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
-
-
 def write(table: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
   """The table of all images with the rows of some.  [N, ...], int [B], [B, ...] -> [N, ...]"""
   # An image that takes the place of a broken one may be in the batch twice; only its first row is written.
@@ -153,6 +148,12 @@ def require_momentum(**values: float) -> None:
   """Raises a ValueError unless each is a share that something keeps of itself at each step, below all of it."""
   for name, value in values.items():
     temperature.require(name, value, lambda m: 0 <= m < 1, 'give a momentum in [0, 1)')
+
+
+def require_epochs(**values: int) -> None:
+  """Raises a ValueError unless each is a whole number of epochs, or none."""
+  for name, value in values.items():
+    temperature.require(name, value, lambda n: isinstance(n, int) and n >= 0, 'give a whole number, or 0')
 
 
 def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:

@@ -9,6 +9,8 @@ from ssl_jax import pairs
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean_temperature
 from ssl_jax.temperature import prefix
 
+# A term of the positives plus a term of the negatives.
+SEPARABLE = ('cacr', 'balanced', 'simple', 'hard_simple', 'decoupled', 'decoupled_weighted', 'align_uniform')
 # Three take 2 - 2s for the squared distance, one bounds its negatives by e^(-1/tau), one scales tau by the similarity.
 OF_COSINES = ('align_uniform', 'cacr', 'triplet', 'hard_negative', 'macl')
 
@@ -17,11 +19,12 @@ OF_COSINES = ('align_uniform', 'cacr', 'triplet', 'hard_negative', 'macl')
 class SimCLR(Method):
   """The other views of an image are its positives, the views of all other images its negatives (Chen et al. 2020).
 
-  `by_view_pair` takes the negatives of a query from one other view at a time, as the CACR authors' code does. `block`,
-  above 0, is how many queries of a device are compared with all keys at a time: the same numbers in less memory.
-  `similarity` is one of `ssl_jax.pairs`: 'cosine', or of embeddings that are not normalised 'dot' or 'euclidean', the
-  negative distance (supervised Table 1). `views_apart` encodes one view after the other, as the loops of many codes do:
-  each is then a batch of its own for batch norm.
+  `by_view_pair` takes the negatives from one pair of views at a time, as the CACR authors' code does, for a loss that
+  is a term of the positives plus a term of the negatives. `block`, above 0, is how many queries of a device are
+  compared with all keys at a time: the same numbers in less memory. `similarity` is one of `ssl_jax.pairs`: 'cosine',
+  or of embeddings that are not normalised 'dot' or 'euclidean', the negative distance (supervised Table 1).
+  `views_apart` encodes one view after the other, as the loops of many codes do: each is then a batch of its own for
+  batch norm.
   """
 
   by_view_pair: bool = False
@@ -39,6 +42,9 @@ class SimCLR(Method):
     if self.similarity != 'cosine' and callable(self.temperature.at(self.temperature.init(), 0)):
       reason = 'the temperature is a function of cosines, from -1 to 1'
       raise ValueError(f"method.similarity = {self.similarity!r}, but {reason}: give 'cosine', or a constant one")
+    if self.by_view_pair and self.contrast.name not in SEPARABLE:
+      reason = f'the loss {self.contrast.name!r} is no term of positives plus one of negatives'
+      raise ValueError(f'method.by_view_pair = True, but {reason}: give False, or one of {", ".join(SEPARABLE)}')
     if self.block and self.by_view_pair:
       raise ValueError(f'method.block = {self.block} does not go with by_view_pair=True: give 0, or by_view_pair=False')
 

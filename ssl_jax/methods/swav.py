@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ssl_jax import losses, pairs
 from ssl_jax.methods.distillation import directions
 from ssl_jax.methods.moco import check_queue, enqueue, new_queue
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, gather
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, require_epochs
 from ssl_jax.temperature import prefix, require, require_positive
 
 
@@ -38,6 +38,7 @@ class SwAV(Method):
       require(
         'iterations', self.iterations, lambda n: isinstance(n, int) and n >= 1, 'give a whole number of at least 1'
       )
+      require_epochs(queue_epochs=self.queue_epochs, freeze_epochs=self.freeze_epochs)
     if self.queue:
       check_queue(self.queue, self.plan.batch_size)
 
@@ -59,7 +60,7 @@ class SwAV(Method):
     values = [jnp.mean(self.contrast(outputs[v]['predictor'], codes[w], tau)) for v, w in both]
     if self.queue:
       new = jnp.stack([pairs.normalize(jax.lax.stop_gradient(outputs[v]['projector'])) for v in large])
-      extra = {**extra, 'keys': gather(new, self.axis_name, axis=1)}
+      extra = {**extra, 'keys': pairs.gather(new, self.axis_name, axis=1)}
     return sum(values) / len(values), Outputs(batch_stats, extra, {})
 
   def _code(self, scores, prototypes, extra, view, step):

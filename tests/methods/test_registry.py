@@ -62,8 +62,16 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
     ({'method': dict(name='simclr', block=8.0)}, 'method.block = 8.0 is out of range'),
     ({'method': dict(name='simclr', block=-1)}, 'method.block = -1 is out of range: give a number of queries, or 0'),
     (
-      {'method': dict(name='simclr', block=64, by_view_pair=True)},
+      {'method': dict(name='simclr', block=64, by_view_pair=True), 'loss': dict(name='decoupled')},
       'method.block = 64 does not go with by_view_pair=True: give 0',
+    ),
+    (
+      {'method': dict(name='simclr', by_view_pair=True)},
+      "method.by_view_pair = True, but the loss 'info_nce' is no term of positives plus one of negatives: give False",
+    ),
+    (
+      {'method': dict(name='swav', freeze_epochs='x'), 'loss': dict(name='swav')},
+      "method.freeze_epochs = 'x' is out of range: give a whole number, or 0",
     ),
     (
       {'method': dict(name='simclr', similarity='cos')},

@@ -305,7 +305,7 @@ def test_the_average_of_the_weights(devices):
 
 KINDS = {
   'simclr': {},
-  'simclr_by_view_pair': dict(by_view_pair=True, views=3, small=1),
+  'simclr_by_view_pair': dict(loss='decoupled', by_view_pair=True, views=3, small=1),
   'cmc': dict(views=3, small=1),
   'moco': dict(queue=16, momentum=0.7, small=1),
   'moco_symmetric': dict(queue=16, momentum=0.7, symmetric=True, intra_batch=True, views=3),
@@ -390,12 +390,12 @@ def test_simclr_with_another_similarity_is_the_loss_of_its_pairs(similarity):
 
 
 def test_pairs_of_views_have_the_similarity_too():
-  states, values = trace('simclr', 1, by_view_pair=True, similarity='dot', views=3)
+  states, values = trace('simclr', 1, loss='decoupled', by_view_pair=True, similarity='dot', views=3)
   views, _ = next(batches(3))
   weights = jax.tree.leaves(states[0].params['network'])
   z = [jnp.asarray(view.mean(axis=(1, 2)) @ weights[0] @ weights[1]) for view in views]
   pos, neg, where = pairs.by_view_pair(*z, similarity='dot')
-  np.testing.assert_allclose(values[0], losses.info_nce(pos, neg, TAU, where=where).mean(), rtol=1e-5)
+  np.testing.assert_allclose(values[0], losses.decoupled(pos, neg, TAU, where=where).mean(), rtol=1e-5)
 
 
 @pytest.mark.parametrize('name', ['align_uniform', 'cacr', 'triplet', 'hard_negative', 'macl'])
