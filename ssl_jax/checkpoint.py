@@ -1,16 +1,22 @@
 """Orbax checkpoints of the train state, tied to the config that made them. Nothing is unpickled."""
 
+import contextlib
 import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import orbax.checkpoint as ocp
 
 from ssl_jax.config import difference
 from ssl_jax.state import State
+
+try:
+  import fcntl
+except ImportError:  # Windows
+  fcntl = None
 
 
 def writable(workdir: str | os.PathLike) -> pathlib.Path:
@@ -35,10 +41,15 @@ def saved(workdir: str | os.PathLike) -> bool:
 def check(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
   """The workdir, or an error where another run has it; a run that has saved nothing yet has no claim to it."""
   workdir = writable(workdir)
-  known = saved(workdir) and (workdir / 'config.json').exists()
+  check_own(workdir, config)
+  return workdir
+
+
+def check_own(workdir: str | os.PathLike, config: dict) -> None:
+  """Refuses a workdir that holds the run of another config, and makes nothing."""
+  known = saved(workdir) and (pathlib.Path(workdir).expanduser() / 'config.json').exists()
   if known and (differs := difference(read_config(workdir), config)):
     raise ValueError(f'--workdir={str(workdir)!r} holds a run of another config ({differs}): give another directory')
-  return workdir
 
 
 def check_unjudged(workdir: str | os.PathLike) -> None:
@@ -47,6 +58,27 @@ def check_unjudged(workdir: str | os.PathLike) -> None:
     raise ValueError(
       f'--workdir={str(workdir)!r} holds an evaluation of other weights (evaluation.json): give another directory'
     )
+
+
+@contextlib.contextmanager
+def alone(workdir: str | os.PathLike) -> Iterator[None]:
+  """Refuses a workdir that another process trains in; whatever ends this one lets go of it."""
+  if fcntl is None or jax.process_index() > 0:
+    yield
+    return
+  folder = os.open(writable(workdir), os.O_RDONLY)
+  try:
+    try:
+      fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      raise ValueError(
+        f'--workdir={str(workdir)!r} is being trained in by another process: wait, or give another'
+      ) from None
+    except OSError:  # a file system without locks
+      pass
+    yield
+  finally:
+    os.close(folder)
 
 
 def claim(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
@@ -62,7 +94,18 @@ def read_config(workdir: str | os.PathLike) -> dict:
   file = pathlib.Path(workdir).expanduser() / 'config.json'
   if not file.exists():
     raise ValueError(f'--workdir={str(workdir)!r} holds no run (no config.json): train there first')
-  return json.loads(file.read_text())
+  return read_json(file)
+
+
+def read_json(file: pathlib.Path) -> dict:
+  """What a file of this project's own making holds, or an error that names it."""
+  try:
+    found = json.loads(file.read_text())
+    if not isinstance(found, dict):
+      raise ValueError('no mapping')
+    return found
+  except ValueError as error:  # of the text, or of its characters
+    raise ValueError(f'{file} cannot be read ({str(error).splitlines()[0]}): mend it, or remove it') from error
 
 
 def write_text(file: pathlib.Path, text: str) -> None:
@@ -72,8 +115,11 @@ def write_text(file: pathlib.Path, text: str) -> None:
 def write_bytes(file: pathlib.Path, data: bytes) -> None:
   """Writes a file whole or not at all."""
   part = file.with_name(file.name + '.part')
-  part.write_bytes(data)
-  part.replace(file)
+  try:
+    part.write_bytes(data)
+    part.replace(file)
+  except OSError as error:
+    raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 class Checkpoints:
@@ -98,7 +144,8 @@ class Checkpoints:
     if step not in self.manager.all_steps():
       parts = {'config': self.config, 'unlogged': list(unlogged)}
       parts = {name: ocp.args.JsonSave(part) for name, part in parts.items()}
-      self.manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), **parts))
+      with self._written():
+        self.manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state), **parts))
 
   def restore(self, like: State) -> State:
     """The newest state, with the shapes and types of `like`; refuses one that another config made."""
@@ -127,11 +174,25 @@ class Checkpoints:
       return self.manager.restore(step, args=ocp.args.Composite(**part))[name]
     except (KeyError, ValueError, OSError) as error:
       why = str(error).strip().splitlines()[0][:200]
+      before = [known for known in self.manager.all_steps() if known < step]
+      then = f'goes on from {max(before)}' if before else 'begins anew'
       raise ValueError(
-        f'checkpoint {step} in {self.manager.directory} cannot be read ({why}): remove its folder, and the run goes on '
-        'from the one before'
+        f'checkpoint {step} in {self.manager.directory} cannot be read ({why}): remove its folder, and the run {then}'
+      ) from error
+
+  @contextlib.contextmanager
+  def _written(self) -> Iterator[None]:
+    """Writing goes on in the background: an error may be of the checkpoint before."""
+    try:
+      yield
+    except (ValueError, OSError) as error:
+      why = str(error).strip().splitlines()[0][:200]
+      raise ValueError(
+        f'a checkpoint in {self.manager.directory} cannot be written ({why}): make room, and the same command goes on '
+        'from the last one that is whole'
       ) from error
 
   def close(self) -> None:
-    self.manager.wait_until_finished()
+    with self._written():
+      self.manager.wait_until_finished()
     self.manager.close()

@@ -101,7 +101,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
   """The config of `FILE.py[:options]`, with `key=value` overrides. Not validated yet."""
   file, _, arg = path.partition(':')
   if not pathlib.Path(file).is_file():
-    folder = pathlib.Path(file).parent
+    folder = pathlib.Path(file) if pathlib.Path(file).is_dir() else pathlib.Path(file).parent
     known = [str(folder / p.name) for p in sorted(folder.glob('*.py')) if p.stem != '__init__']
     raise ValueError(
       f'--config={file!r} is not a file: {nearest(file, known) if known else "give a configs/*.py file"}'
@@ -113,7 +113,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
   try:
     spec.loader.exec_module(module)
     config = module.get_config(arg)
-  except (TypeError, AttributeError, NameError, SyntaxError, ImportError) as error:
+  except (TypeError, AttributeError, NameError, SyntaxError, ImportError, LookupError) as error:
     raise ValueError(f'--config={file!r} makes no config ({type(error).__name__}: {error})') from error
   if not isinstance(config, ConfigDict):
     raise ValueError(f'--config={file!r} makes no config: get_config returns {config!r}')
@@ -228,6 +228,14 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
   for key, (least, inclusive) in LEAST.items():
     if not (flat[key] >= least if inclusive else flat[key] > least) or not math.isfinite(flat[key]):
       raise ValueError(f'{key} = {flat[key]!r} must be {"at least" if inclusive else "above"} {least}')
+  for key, value in flat.items():
+    if not all(isinstance(x, str | int | float | None) for x in _leaves(value)):
+      raise ValueError(
+        f'{key} = {value!r} is a {type(value).__name__}, which config.json cannot hold: give a plain one'
+      )
+  milestones = config.optimizer.milestones
+  if any(not isinstance(m, int | float) or m <= 0 for m in milestones) or len({*milestones}) < len(milestones):
+    raise ValueError(f'optimizer.milestones = {milestones!r} must be different epochs above 0, such as (160, 190)')
   scale = config.small_crops.scale
   if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
     raise ValueError(f'small_crops.scale = {scale!r} must be 0 < low <= high <= 1, such as (0.05, 0.14)')
@@ -249,6 +257,10 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
     raise ValueError(f'eval.crop = {config.eval.crop!r} must be a share of the image, at most 1')
   if any(not isinstance(k, int) or k < 1 for k in config.eval.k):
     raise ValueError(f'eval.k = {config.eval.k!r} must be numbers of neighbours, such as (200,), or () for no kNN')
+
+
+def _leaves(value) -> list:
+  return [leaf for x in value for leaf in _leaves(x)] if isinstance(value, list | tuple) else [value]
 
 
 def _validate_keys(config, base, prefix):

@@ -22,17 +22,20 @@ AXIS = 'batch'
 def start(processes: int, cpu_devices: int) -> None:
   """Before the first use of a device: splits a CPU into several, and joins the other hosts.
 
-  Their addresses come from the cluster (TPU, Slurm, MPI) or from the JAX_COORDINATOR_* variables.
+  Where they are comes from the cluster (TPU, Slurm, MPI), or from JAX_COORDINATOR_ADDRESS, host:port of the first, and
+  JAX_PROCESS_ID, 0 for the first.
   """
   if cpu_devices > 1 and 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
     jax.config.update('jax_num_cpu_devices', cpu_devices)
   if processes > 1:
+    own = os.environ.get('JAX_PROCESS_ID')  # jax itself does not look for it
     try:
-      jax.distributed.initialize()
+      jax.distributed.initialize(**({} if own is None else dict(num_processes=processes, process_id=int(own))))
     except ValueError as error:  # no cluster that it knows
       raise ValueError(
         f'parallel.processes = {processes}, but nothing says where the others are ({error}): set '
-        'JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or start under Slurm, MPI or on a TPU pod'
+        f'JAX_COORDINATOR_ADDRESS (host:port of the first) and JAX_PROCESS_ID (0 to {processes - 1}), or start under '
+        'Slurm, MPI or on a TPU pod'
       ) from None
     if jax.process_count() != processes:
       raise ValueError(f'parallel.processes = {processes}, but {jax.process_count()} joined: start one a host')

@@ -1,10 +1,10 @@
 """What a run writes down: metrics.jsonl, TensorBoard, and progress for whoever watches."""
 
 import json
+import os
 import pathlib
 import re
 import sys
-import time
 from collections.abc import Mapping
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ssl_jax.checkpoint import write_text
+from ssl_jax.checkpoint import read_json, write_text
 
 JUDGED = ('knn', 'probe', 'linear', 'finetune', 'spearman')  # how the names of accuracies begin
 
@@ -23,12 +23,15 @@ OF_TRAINING = ('seconds', 'device', 'jax', 'peak_memory_gib', 'broken_images_ski
 def read(workdir: pathlib.Path) -> list[dict]:
   """The rows of metrics.jsonl; a last line that an interruption cut short does not count."""
   file = workdir / 'metrics.jsonl'
-  rows = []
-  for line in file.read_text().splitlines() if file.exists() else []:
+  rows, lines = [], file.read_text(errors='replace').splitlines() if file.exists() else []
+  for number, line in enumerate(lines, 1):
     try:
       rows.append(json.loads(line))
-    except json.JSONDecodeError:
-      break
+      rows[-1]['step']
+    except (ValueError, TypeError, KeyError) as error:
+      if number < len(lines):
+        raise ValueError(f'line {number} of {file} is no row of numbers by step: mend it, or remove it') from error
+      return rows[: number - 1]
   return rows
 
 
@@ -71,16 +74,18 @@ class Plain:
   """One line a row, for logs and pipes."""
 
   def __init__(self, step: int, total: int):
-    self.total, self.shown, self.shown_at = total, step, time.monotonic()
+    del step
+    self.total = total
 
   def say(self, text: str) -> None:
-    print(text, flush=True)
+    try:
+      print(text, flush=True)
+    except BrokenPipeError:  # nobody reads any more, which is no reason to stop
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-  def show(self, step: int, row: Mapping[str, float]) -> None:
-    now = time.monotonic()
-    left = (now - self.shown_at) / max(step - self.shown, 1) * (self.total - step)  # at the pace since the last row
-    self.shown, self.shown_at = step, now
-    print(f'step {step}/{self.total}  {_numbers(row)}  ETA {left:.0f} s', flush=True)
+  def show(self, step: int, row: Mapping[str, float], left: float) -> None:
+    """A row, and the seconds to the end at its pace."""
+    self.say(f'step {step}/{self.total}  {_numbers(row)}  ETA {left:.0f} s')
 
   def close(self) -> None:
     pass
@@ -92,7 +97,7 @@ class Silent(Plain):
   def say(self, text):
     pass
 
-  def show(self, step, row):
+  def show(self, step, row, left):
     pass
 
 
@@ -116,7 +121,7 @@ class Live(Plain):
   def say(self, text):
     self.bar.console.print(text, highlight=False, markup=False)
 
-  def show(self, step, row):
+  def show(self, step, row, left):
     row = {name: value for name, value in row.items() if not (self.narrow and name in ('epoch', 'rate'))}
     self.bar.update(self.task, completed=step, description=f'step {step}/{self.total}', numbers=_numbers(row))
 
@@ -159,7 +164,7 @@ def keep(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> None:
   if jax.process_index() == 0:
     file = workdir / 'summary.json'
     if not trained and file.exists():
-      old = json.loads(file.read_text())
+      old = read_json(file)
       summary = {**summary, **{key: old[key] for key in OF_TRAINING if key in old}}
     write_text(file, json.dumps(summary, indent=2) + '\n')
 

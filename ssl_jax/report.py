@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ssl_jax import figures, page, records
-from ssl_jax.checkpoint import writable
+from ssl_jax.checkpoint import read_json, writable
 from ssl_jax.config import IRRELEVANT, LATER, flatten
 from ssl_jax.evals.tally import mean_and_spread
 from ssl_jax.page import Cards, Figure, Number, Section, Table
@@ -51,7 +51,7 @@ class Run:
   @classmethod
   def read(cls, workdir: str | pathlib.Path) -> 'Run':
     workdir = pathlib.Path(workdir).expanduser()
-    load = lambda name: json.loads((workdir / name).read_text()) if (workdir / name).exists() else {}
+    load = lambda name: read_json(workdir / name) if (workdir / name).exists() else {}
     arrays = {}
     if (workdir / 'evaluation.npz').exists():
       with np.load(workdir / 'evaluation.npz', allow_pickle=False) as stored:

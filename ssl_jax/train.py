@@ -39,11 +39,16 @@ def train(config: ConfigDict, workdir: str) -> dict:
   """Trains the run of `config` in `workdir`, from its last checkpoint if there is one. Returns the summary."""
   start = time.monotonic()
   checkpoint.check_unjudged(workdir)
+  checkpoint.check_own(workdir, config.to_dict())
   run = prepare(config, resumed=checkpoint.saved(workdir))
   watched = bool(config.eval.k or run.probe or config.eval.sts)  # on the way
   evaluator = evaluator_of(run) if watched or config.eval.at_end else None
-  workdir = checkpoint.claim(workdir, config.to_dict())
   with contextlib.ExitStack() as stack:
+    stack.callback(
+      gc.collect
+    )  # batches of workers, in shared memory and in cycles: Python would warn of them at its end
+    stack.enter_context(checkpoint.alone(workdir))
+    workdir = checkpoint.claim(workdir, config.to_dict())
     checkpoints = checkpoint.Checkpoints(workdir, run.identity, config.checkpoint.keep)
     stack.callback(checkpoints.close)
     state = run.initial_state()
@@ -59,7 +64,6 @@ def train(config: ConfigDict, workdir: str) -> dict:
     progress.say(_opening(run, workdir, first))
     stop = stack.enter_context(_stop_requests())
     state, results = _loop(run, state, evaluator if watched else None, checkpoints, rows, progress, stop)
-  gc.collect()  # batches of workers, in shared memory and in cycles: Python would warn of them at its end
   summary = {
     **results,
     'images': len(run.train),
@@ -217,7 +221,8 @@ class Watch:
     self.window = []
     row |= {'epoch': step / self.run.steps_per_epoch, f'{examples(self.run.config)}_per_second': rate}
     self.rows.write(step, row)
-    self.progress.show(step, row)
+    left = (self.run.total_steps - step) * self.run.config.batch_size / rate
+    self.progress.show(step, row, left)
 
   def _diverged(self, step):
     kept = self.checkpoints.latest()

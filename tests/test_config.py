@@ -108,6 +108,7 @@ def test_a_wrong_override_is_refused(override, message):
     ('optimizer.betas=(0.9,)', r'optimizer.betas = \(0.9,\) must be two numbers in \[0, 1\)'),
     ('optimizer.betas=(0.9,1.0)', r'optimizer.betas = \(0.9, 1.0\) must be two numbers in \[0, 1\)'),
     ('optimizer.momentum=1.0', r'optimizer.momentum = 1.0 must be below 1'),
+    ('optimizer.milestones=(3,3)', r'optimizer.milestones = \(3, 3\) must be different epochs above 0'),
     ('seed=2147483648', r'seed = 2147483648 must be below 2147483648'),
     ('eval.seeds=(0,2147483648)', r'eval.seeds = \(0, 2147483648\) must be whole numbers from 0 to 2147483647'),
     ('optimizer.name=larss', r"optimizer.name = 'larss' does not exist: did you mean 'lars'\?"),
@@ -188,6 +189,10 @@ def test_what_a_run_has_of_the_later_keys_stays():
       'TypeError',
     ),
     ('import nothing_like_it', 'ModuleNotFoundError'),
+    (
+      'from configs import base\ndef get_config(arg):\n  c = base.get_config()\n  c["optimzer"]["x"] = 1\n  return c',
+      'KeyError.*optimizer',
+    ),
   ],
 )
 def test_a_file_that_makes_no_config_is_refused_in_one_line(tmp_path, code, message):

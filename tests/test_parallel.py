@@ -70,22 +70,22 @@ def test_the_local_mean_then_the_mean_of_gradients_is_the_global_gradient():
 
 WORKER = """
 import sys
-import jax
-jax.distributed.initialize(f'localhost:{sys.argv[1]}', 2, int(sys.argv[2]))
-from ssl_jax import config, train
+from ssl_jax import config, parallel, train
 from configs import base
-train.train(config.restore(__import__('json').loads(sys.argv[3]), base.get_config()), sys.argv[4])
+parallel.start(2, 1)
+train.train(config.restore(__import__('json').loads(sys.argv[1]), base.get_config()), sys.argv[2])
 """
 
 
 @contextlib.contextmanager
 def two_processes(chosen, workdir):
   """Two processes of one device each, which train a run together."""
-  arguments = [str(portpicker.pick_unused_port())], [json.dumps(chosen.to_dict()), str(workdir)]
-  environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)}
-  pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-  commands = [[sys.executable, '-c', WORKER, *arguments[0], str(i), *arguments[1]] for i in range(2)]
-  with subprocess.Popen(commands[0], **pipes) as first, subprocess.Popen(commands[1], **pipes) as second:
+  command = [sys.executable, '-c', WORKER, json.dumps(chosen.to_dict()), str(workdir)]
+  meeting = {'JAX_COORDINATOR_ADDRESS': f'localhost:{portpicker.pick_unused_port()}'}
+  environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)} | meeting
+  pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+  start = lambda process: subprocess.Popen(command, env=environment | {'JAX_PROCESS_ID': str(process)}, **pipes)
+  with start(0) as first, start(1) as second:
     try:
       yield first, second
     finally:

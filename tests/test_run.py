@@ -99,5 +99,7 @@ def test_host_batches_are_cropped_as_each_view_asks(tmp_path):
 
 def test_small_crops_are_refused_by_an_encoder_of_one_size():
   chosen = config.load('configs/cifar10.py:cacr,multi_crop')
-  with pytest.raises(ValueError, match=r"^small_crops.size = 16 does not go with model.name = 'alexnet'.*number=0"):
+  with pytest.raises(
+    ValueError, match=r"^small_crops.size = 16 does not go with model.name = 'alexnet_small'.*number=0"
+  ):
     run.try_network(chosen)

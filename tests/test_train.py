@@ -293,6 +293,42 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     train.train(chosen, tmp_path / 'run')
 
 
+def test_a_workdir_is_one_process_s(tmp_path):
+  with checkpoint.alone(tmp_path / 'run'):
+    message = r'is being trained in by another process: wait, or give another'
+    with pytest.raises(ValueError, match=message):
+      train.train(tiny(tmp_path), tmp_path / 'run')
+    assert not list((tmp_path / 'run').iterdir())
+  with checkpoint.alone(tmp_path / 'run'):
+    pass
+
+
+def test_a_damaged_line_of_numbers_is_named_and_a_cut_one_is_not_a_row(tmp_path):
+  file = tmp_path / 'metrics.jsonl'
+  file.write_text('{"step": 1}\n{"step": 2}\n{"ste')
+  assert records.read(tmp_path) == [{'step': 1}, {'step': 2}]
+  for line in ('{"st', '5', '{"epoch": 1}', '\xff'):
+    file.write_bytes(b'{"step": 1}\n' + line.encode('latin-1') + b'\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r'^line 2 of .*metrics.jsonl is no row of numbers by step: mend it'):
+      records.read(tmp_path)
+
+
+def test_a_damaged_config_is_named(tmp_path):
+  for text in ('', '[]'):
+    (tmp_path / 'config.json').write_text(text)
+    with pytest.raises(ValueError, match=r'config.json cannot be read \(.*\): mend it, or remove it'):
+      checkpoint.read_config(tmp_path)
+
+
+def test_what_is_left_of_a_run_is_told_at_the_pace_of_the_row(tmp_path, monkeypatch):
+  told = []
+  monkeypatch.setattr(records.Plain, 'show', lambda self, *given: told.append(given))
+  train.train(tiny(tmp_path, steps=4, **{'eval.k': (), 'parallel.steps_per_call': 2}), tmp_path / 'run')
+  assert [step for step, *_ in told] == [1, 2, 3, 4]  # two rows a call
+  for step, row, left in told:
+    assert left == pytest.approx((4 - step) * 32 / row['images_per_second'])
+
+
 def test_a_run_that_diverges_stops_and_names_the_last_good_checkpoint(tmp_path):
   chosen = tiny(tmp_path, **{'optimizer.learning_rate': 1e18, 'checkpoint.every_steps': 1})
   with pytest.raises(train.Diverged, match=r'not finite at step \d+; the last good checkpoint is step \d'):
@@ -352,7 +388,12 @@ def test_without_labels_training_works_and_knn_says_what_it_needs(tmp_path):
     ({'data.path': 'nowhere.npz'}, "data.path 'nowhere.npz' is not an .npz file"),
     ({'augment.size': 8}, 'augment.size = 8 is not set here: set data.image_size'),
     ({'augment_other': dict(size=8)}, 'augment_other.size = 8 is not set here: set data.image_size'),
-    ({'imbalance': dict(name='exponential_tail', ratio='a tenth')}, 'imbalance: '),
+    (
+      {'imbalance': dict(name='exponential_tail', ratio='a tenth')},
+      "imbalance.ratio = 'a tenth' is out of range: give",
+    ),
+    ({'imbalance': dict(name='exponential_tail', ratio=0.1, n_max=-2)}, 'imbalance.n_max = -2 is out of range: give'),
+    ({'imbalance': dict(name='pareto', n_max=8, n_min=9)}, 'imbalance.n_min = 9 is more than n_max = 8'),
     (
       {'imbalance': dict(name='exponential_tail', ratio=0.1), 'batch_size': 16, 'eval.finetune': '5-shot'},
       "eval.finetune: labels: '5-shot', but class . has . training images",

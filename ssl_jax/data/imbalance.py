@@ -79,6 +79,17 @@ def uniform(labels, total, *, seed):
 RULES = {rule.__name__: rule for rule in (exponential_tail, linear_imbalance, exponential_imbalance, pareto, uniform)}
 
 
+# Of each parameter its type, what holds for it, and what to give.
+RANGES = {
+  'seed': (int, lambda x: x >= 0, 'a whole number from 0'),
+  'ratio': (int | float, lambda x: 0 < x <= 1, 'the share of the last class in the first, from (0, 1]'),
+  'n_max': (int | None, lambda x: x is None or x >= 1, 'the images of the largest class, 1 or more'),
+  'n_min': (int, lambda x: x >= 0, 'the images of the smallest class, 0 or more'),
+  'total': (int, lambda x: x >= 1, 'a number of images, 1 or more'),
+  'alpha': (int | float, lambda x: 0 < x < math.inf, 'a finite number above 0'),
+}
+
+
 def create(spec: Mapping) -> Callable[[np.ndarray], np.ndarray] | None:
   """labels -> positions, by a config's `imbalance` section: a rule's name, its parameters and a seed (0)."""
   parameters = {'seed': 0, **spec}
@@ -95,6 +106,13 @@ def create(spec: Mapping) -> Callable[[np.ndarray], np.ndarray] | None:
   for key, parameter in known.items():
     if parameter.default is parameter.empty and key not in ('labels', *parameters):
       raise ValueError(f'imbalance.{key} is missing: {name!r} needs it')
+
+  for key, value in parameters.items():
+    kind, holds, mend = RANGES[key]
+    if isinstance(value, bool) or not isinstance(value, kind) or not holds(value):
+      raise ValueError(f'imbalance.{key} = {value!r} is out of range: give {mend}')
+  if parameters.get('n_min', 0) > parameters.get('n_max', math.inf):
+    raise ValueError(f'imbalance.n_min = {parameters["n_min"]} is more than n_max = {parameters["n_max"]}: lower it')
 
   def rule(labels):
     try:

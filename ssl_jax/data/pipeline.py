@@ -162,7 +162,8 @@ def _accept_flags():
 def _start_worker(index, count):
   """An interruption is the parent's to handle; and a worker does not outlive it, however it ended."""
   del index, count
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  for number in (signal.SIGINT, signal.SIGTERM):  # both may be sent to all processes of a job
+    signal.signal(number, signal.SIG_IGN)
 
   def follow():
     multiprocessing.parent_process().join()

@@ -285,6 +285,8 @@ def _arrays(data, split):
         f'{prefix}_labels of {path} is {labels.dtype} {labels.shape}; store one whole number an image'
         f' ({len(images)}), or leave it out'
       )
+    if max(abs(int(labels.min())), abs(int(labels.max()))) >= 2**31:
+      raise ValueError(f'{prefix}_labels of {path} go from {labels.min()} to {labels.max()}; number the classes from 0')
     labels = labels.astype(np.int32)
     if class_names and labels.max() >= len(class_names):
       raise ValueError(
@@ -300,9 +302,9 @@ def _folder(data, split):
   if not data['path'] or not path.is_dir():
     raise ValueError(f'data.path {data["path"]!r} is not a folder; set it to the one that holds the images')
   if not root.is_dir():
-    raise ValueError(
-      f'{key} {data[f"{split}_split"]!r} is not a folder in {path}: {nearest(root.name, _subfolders(path))}'
-    )
+    known = _subfolders(path)
+    mend = nearest(root.name, known) if known else f"set {key}='' for the images in data.path itself"
+    raise ValueError(f'{key} {data[f"{split}_split"]!r} is not a folder in {path}: {mend}')
   names, flat = _subfolders(root), _images_in(root, nested=False)
   if names and flat:
     raise ValueError(
@@ -331,8 +333,12 @@ def _subfolders(root):
 
 def _images_in(root, nested=True):
   """Sorted paths of the images in a folder and the folders below it; hidden files and folders are none."""
-  found = []
+  found, seen = [], set()
   for folder, below, files in os.walk(root, followlinks=True):
+    if (place := os.path.realpath(folder)) in seen:  # a link back
+      below[:] = []
+      continue
+    seen.add(place)
     below[:] = [name for name in below if nested and not name.startswith('.')]
     found += [
       os.path.join(folder, name) for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith('.')

@@ -142,7 +142,7 @@ def test_impossible_wishes_are_refused_in_one_line(call, message):
     ),
     (dict(name='uniform', totl=3), "imbalance.totl = 3 is no parameter of 'uniform': did you mean 'total'"),
     (dict(name='exponential_tail'), "imbalance.ratio is missing: 'exponential_tail' needs it"),
-    (dict(name='exponential_tail', ratio=0.0), r'imbalance: ratio is 0.0; .* \(0, 1\]'),
+    (dict(name='exponential_tail', ratio=0.0), r'imbalance.ratio = 0.0 is out of range: .* \(0, 1\]'),
   ],
 )
 def test_a_wrong_section_is_refused_in_one_line(spec, message):

@@ -239,6 +239,7 @@ def main(argv):
       time.sleep(0.01)
 
 if __name__ == '__main__':
+  signal.signal(signal.SIGTERM, lambda *_: print('asked to stop', flush=True))
   signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests with it ignored
   app.run(main)
 """
@@ -269,6 +270,9 @@ def test_no_worker_outlives_a_script(tmp_path, how):
     try:
       assert process.stdout.readline() == 'ready\n', process.stderr.read()
       if how == 'interrupted':
+        os.killpg(process.pid, signal.SIGTERM)  # as schedulers do, and then the parent has something left to save
+        assert process.stdout.readline() == 'asked to stop\n'
+        time.sleep(1)
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: parent and workers alike
       else:
         process.kill()

@@ -307,6 +307,7 @@ def test_nested_images_belong_to_the_class_above(tmp_path):
   save(tmp_path / 'train/cat/2020/b.png', pixels(1))
   save(tmp_path / 'train/dog/c.png', pixels(2))
   save(tmp_path / 'train/.cache/d.png', pixels(3))
+  (tmp_path / 'train/dog/again').symlink_to(tmp_path / 'train/dog')
   source = sources.load(config('folder', tmp_path), 'train')
   np.testing.assert_array_equal(source.labels, [0, 0, 1])
   np.testing.assert_array_equal(source.read(0), pixels(1))
@@ -319,6 +320,10 @@ def test_unusable_folders_are_refused(tmp_path):
   fails(
     "data.train_split 'train' is not a folder in .*: did you mean 'training'",
     config('folder', tmp_path / 'set'),
+  )
+  save(tmp_path / 'plain/a.png', pixels(0))
+  fails(
+    "is not a folder in .*: set data.train_split='' for the images in data.path", config('folder', tmp_path / 'plain')
   )
   (tmp_path / 'empty/train').mkdir(parents=True)
   fails('empty/train holds no images', config('folder', tmp_path / 'empty'))
