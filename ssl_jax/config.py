@@ -218,6 +218,12 @@ def flatten(config: Mapping, prefix: str = '') -> dict:
   return flat
 
 
+def relevant(config: Mapping, prefix: str = '') -> dict:
+  """`flatten`, without the keys that change neither what a run computes nor how it is judged."""
+  irrelevant = lambda key: any(key == i or key.startswith(i + '.') for i in IRRELEVANT)
+  return {key: value for key, value in flatten(config, prefix).items() if not irrelevant(key)}
+
+
 def validate(config: ConfigDict, base: ConfigDict) -> None:
   """Refuses a config with a key that `base` has not, a value of another type, out of range or of unknown name."""
   _validate_keys(config, base, '')

@@ -13,7 +13,7 @@ import numpy as np
 
 from ssl_jax import figures, page, records
 from ssl_jax.checkpoint import read_json, writable
-from ssl_jax.config import IRRELEVANT, LATER, flatten
+from ssl_jax.config import LATER, flatten, relevant
 from ssl_jax.evals.tally import mean_and_spread
 from ssl_jax.page import Cards, Figure, Number, Section, Table
 
@@ -72,10 +72,10 @@ class Run:
 
   @property
   def settings(self) -> dict:
-    """The config, flat, with how the evaluation was made, which may not be how the run itself would have judged."""
-    known = flatten(self.config) | self.evaluation.get('settings', {})
+    """What the numbers depend on: the config, with how they were judged, which may not be how the run itself would."""
+    known = relevant(self.config) | self.evaluation.get('settings', {})
     if known.get('data.source') in ('arrays', 'folder', 'text'):  # tfds has one set of a name, wherever it lies
-      known['data.file'] = pathlib.PurePath(known['data.path']).name
+      known['data.file'] = pathlib.PurePath(self.config['data']['path']).name
     return known
 
   @property
@@ -260,10 +260,9 @@ def _settings(run: Run) -> list[Section]:
 
 def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
   """Runs of one config, the seed apart, under a name that says in which keys it differs from the others."""
-  same = lambda key: key == 'seed' or any(key == i or key.startswith(i + '.') for i in IRRELEVANT)
   # A key that a run does not know yet says nothing: it is '' or of LATER.
-  whole = lambda run: {k: v for k, v in (LATER | run.settings).items() if v != ''} if run.config else {}
-  configs = [{k: v for k, v in whole(run).items() if not same(k)} for run in runs]
+  whole = lambda run: LATER | run.settings if run.config else {}
+  configs = [{k: v for k, v in whole(run).items() if k != 'seed' and v != ''} for run in runs]
   keys = sorted(set().union(*configs))
   known = [config for config in configs if config]  # features of unknown origin have none
   differing = [k for k in keys if len({json.dumps(config.get(k)) for config in known}) > 1]

@@ -12,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax import checkpoint, probe, records
-from ssl_jax.config import flatten
+from ssl_jax.config import flatten, relevant
 from ssl_jax.data import contact_sheet, sources
 from ssl_jax.evals import check, features, finetune, judge, knn, linear, metrics, sts
 from ssl_jax.run import Run, augments_of, of_text, prepare, stored_size
@@ -184,7 +184,7 @@ class Evaluator:
       'step': int(state.step),
       'epoch': int(state.step) / run.steps_per_epoch,
       'data': data,
-      'settings': flatten(run.config.eval, 'eval.'),
+      'settings': relevant(run.config.eval, 'eval.'),
       **numbers,
     }
     if run.config.data.broken == 'skip':

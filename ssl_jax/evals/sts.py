@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 
 from ssl_jax import records
 from ssl_jax.checkpoint import write_text
-from ssl_jax.config import flatten
+from ssl_jax.config import relevant
 from ssl_jax.data.sentences import PAD, Sentences
 from ssl_jax.evals import features, knn, metrics
 from ssl_jax.run import Run
@@ -106,7 +106,7 @@ class Evaluator:
       'step': int(state.step),
       'epoch': int(state.step) / self.run.steps_per_epoch,
       'data': {'name': self.run.config.data.name, 'pairs': {name: len(p.score) for name, p in self.pairs.items()}},
-      'settings': flatten(self.run.config.eval, 'eval.'),
+      'settings': relevant(self.run.config.eval, 'eval.'),
       'features': layer,
       **self._ranked(found[layer]),
       'images': {'train': len(self.run.train), 'test': len(self._place)},  # sentences
