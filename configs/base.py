@@ -116,9 +116,8 @@ def get_config(arg=''):
 
 def options(config, arg, variants=None):
   """The config changed by `arg`: comma-separated names of `variants` (dicts of keys) and `key=value` pairs."""
-  for option in filter(
-    None, re.split(r',(?![^(\[{]*[)\]}])', arg)
-  ):  # a comma inside (a, b) or [a, b] does not part options
+  apart = re.split(r',(?![^(\[{]*[)\]}])', arg)  # a comma inside (a, b), [a, b] or {...} does not part options
+  for option in filter(None, apart):
     key, equals, value = option.partition('=')
     if equals:
       override(config, key, value)
