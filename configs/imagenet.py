@@ -38,7 +38,7 @@ CACR_MOCO = {
   'temperature': NONE,
 }
 # Tables 1 and 2 of dystress compare with the benchmark of lightly, whose rates these are. Its LARS has another rate for
-# the biases and norms of Barlow Twins, ours the same.
+# the biases and norms of Barlow Twins, ours the same, and its momentum gathers updates before their rate.
 BYOL = {
   'temperature': NONE,
   'augment': dict(name='byol_1'),
@@ -75,7 +75,8 @@ VARIANTS = {
     'projector': dict(name='vicreg'),
     'loss': dict(name='vicreg', variance=12.5),
   },
-  # With multi_crop: Caron et al. 2020, for a batch of 256, and Caron et al. 2021, for a ResNet-50.
+  # With multi_crop: Caron et al. 2020, for a batch of 256, and Caron et al. 2021, for a ResNet-50, which blurs half of
+  # the small crops where ours blurs them as the first view.
   'swav': {
     'method': dict(name='swav', queue=3840, queue_epochs=15),
     'projector': dict(name='swav'),

@@ -140,6 +140,9 @@ def _overridden(config, overrides):
   pairs = [text.partition('=')[::2] for text in overrides]
   for key, value in sorted(pairs, key=lambda pair: not pair[0].endswith('.name')):
     override(config, key, value)
+  given = dict(pairs)
+  if 'epochs' in given and 'steps' not in given and config.get('steps'):
+    raise ValueError(f'epochs = {config.epochs} changes nothing, since steps = {config.steps} decides: set steps=0 too')
   return config
 
 

@@ -31,6 +31,7 @@ STYLE = {
   'grid.alpha': 0.18,
   'grid.color': INK,
   'legend.frameon': False,
+  'text.parse_math': False,  # a name may hold a dollar
   'legend.fontsize': 9,
   'lines.linewidth': 1.8,
   'savefig.facecolor': 'none',

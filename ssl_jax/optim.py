@@ -20,7 +20,7 @@ def rate(optimizer: Mapping, *, batch_size: int, steps_per_epoch: int, total_ste
   if warmup >= total_steps and warmup:
     raise ValueError(
       f'optimizer.warmup_epochs = {optimizer["warmup_epochs"]} is {warmup} steps, and the run has {total_steps}: '
-      'shorten it'
+      'set it to 0, or make the run longer'
     )
   if optimizer['schedule'] == 'cosine':
     after = optax.cosine_decay_schedule(peak, total_steps - warmup)
@@ -52,7 +52,10 @@ def _decay_mask(exempt: bool):
 
 
 def lars(schedule: optax.Schedule, *, momentum: float, weight_decay: float, exempt: bool, trust: float = 0.001):
-  """LARS (You et al. 2017): each weight's step is scaled by trust·|w| / |g + decay·w|, before the momentum."""
+  """LARS (You et al. 2017), as optax has it: each weight's step is scaled by trust·|w| / |g + decay·w|.
+
+  The paper's own denominator is |g| + decay·|w|, the same but for a large decay.
+  """
   ratio = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust), _decay_mask(exempt))
   # The momentum gathers updates that already carry their rate, as in the paper and in optax.lars.
   return optax.chain(

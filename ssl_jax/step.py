@@ -96,7 +96,10 @@ def make_update(
 
 
 def scan_update(update: Callable) -> Callable:
-  """Several updates on images that live on the device: (state, dataset, index [b, S]) -> (state, metrics of [S])."""
+  """Several updates on images that live on the device: (state, dataset, index [b, S]) -> (state, metrics of [S]).
+
+  A single one has metrics without that axis.
+  """
 
   def many(state, dataset, index):
     one = lambda state, index: update(state, jnp.take(dataset, index, axis=0), index)

@@ -34,9 +34,13 @@ def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
   """
   if callable(temperature):
     return s / temperature(s if isinstance(temperature, with_gradient) else jax.lax.stop_gradient(s))
-  if isinstance(temperature, int | float):
+  if np.ndim(temperature) == 0:
     require_positive(temperature=temperature)
   tau = jnp.asarray(temperature, s.dtype)
+  if tau.ndim > s.ndim or any(n not in (1, size) for n, size in zip(tau.shape, s.shape, strict=False)):
+    raise ValueError(
+      f'temperature has shape {tau.shape}, and the similarities {s.shape}: give a number, or one a query'
+    )
   return s / (tau.reshape(tau.shape + (1,) * (s.ndim - tau.ndim)) if tau.ndim else tau)
 
 

@@ -90,11 +90,13 @@ def load(path: str | os.PathLike, encoder: nn.Module, size: int) -> dict[str, An
     there, here = list(value.shape), [shape[axis] for axis in axes]
     if there != here:
       raise ValueError(f'init = {str(path)!r} has {name!r} of shape {there}, and the encoder of {here}: {mend}')
-    if not jnp.issubdtype(value.dtype, jnp.floating) or not np.isfinite(value).all():
+    with np.errstate(over='ignore'):
+      kept = value.astype(np.float32)
+    if not jnp.issubdtype(value.dtype, jnp.floating) or not np.isfinite(kept).all():
       raise ValueError(f'init = {str(path)!r} has {name!r}, {value.dtype}, not of finite floats: give another file')
-    if place[-1] == 'var' and (value < 0).any():
+    if place[-1] == 'var' and (kept < 0).any():
       raise ValueError(f'init = {str(path)!r} has {name!r} below 0, and it is a variance: give another file')
-    found[place] = np.ascontiguousarray(value.astype(np.float32).transpose(np.argsort(axes)))
+    found[place] = np.ascontiguousarray(kept.transpose(np.argsort(axes)))
   for name, value in fixed.items():
     if name in tensors and (tensors[name].shape != value.shape or not np.allclose(tensors[name], value, atol=1e-5)):
       raise ValueError(f'init = {str(path)!r} has {name!r} other than the sines of this encoder: give another file')

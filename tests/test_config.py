@@ -201,6 +201,12 @@ def test_a_file_that_makes_no_config_is_refused_in_one_line(tmp_path, code, mess
     config.load(str(tmp_path / 'mine.py'))
 
 
+def test_epochs_that_would_not_count_are_refused():
+  with pytest.raises(ValueError, match=r'^epochs = 2 changes nothing, since steps = 1000 decides: set steps=0 too'):
+    config.load('configs/quickstart.py', ['epochs=2'])
+  assert config.load('configs/quickstart.py', ['epochs=2', 'steps=0']).epochs == 2
+
+
 def test_the_readme_names_every_variant_of_cifar10():
   readme = pathlib.Path('README.md').read_text()
   (bullet,) = re.findall(r'^- \*\*Methods\.\*\*(.*?)^- \*\*', readme, flags=re.DOTALL | re.MULTILINE)

@@ -57,7 +57,7 @@ def test_sgd_is_torch_s():
 
 
 @pytest.mark.parametrize('exempt', [True, False])
-def test_lars_is_its_paper_s_loop(exempt):
+def test_lars_is_a_slow_loop(exempt):
   rate, momentum, decay, trust = 4.0, 0.9, 1e-2, 0.001
   optimizer = section(name='lars', momentum=momentum, weight_decay=decay, exempt=exempt)
   ours = train(optim.create(optimizer, lambda _: rate), weights(), 5)
@@ -82,6 +82,18 @@ def test_lars_is_optax_s():
   )
   ours = train(optim.lars(lambda _: 0.5, exempt=True, **settings), weights(), 4)
   chex.assert_trees_all_close(ours, train(theirs, weights(), 4), rtol=1e-6)
+
+
+def test_adamw_is_torch_s():
+  chosen = section(name='adamw', betas=(0.8, 0.95), weight_decay=0.1)
+  ours = train(optim.create(chosen, lambda _: 0.02), weights(), 5)
+  theirs = {name: torch.tensor(x, requires_grad=True) for name, x in weights().items()}
+  adamw = torch.optim.AdamW(theirs.values(), lr=0.02, betas=(0.8, 0.95), weight_decay=0.1)
+  for _ in range(5):
+    adamw.zero_grad()
+    sum(((p - 0.3) ** 2 * (1 + torch.arange(p.numel()).reshape(p.shape))).sum() for p in theirs.values()).backward()
+    adamw.step()
+  chex.assert_trees_all_close(ours, {k: v.detach().numpy() for k, v in theirs.items()}, rtol=1e-4)
 
 
 def test_adamw_exempts_biases():

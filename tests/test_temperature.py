@@ -92,6 +92,17 @@ class FunctionTest(chex.TestCase):
 
 
 class ScaleTest(absltest.TestCase):
+  def test_what_does_not_suit_the_similarities_is_refused(self):
+    for tau, message in (
+      (
+        jnp.full(3, 0.5),
+        r'^temperature has shape \(3,\), and the similarities \(2, 3\): give a number, or one a query',
+      ),
+      (jnp.float32(-1), '^temperature = -1 is out of range'),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        temperature.scale(jnp.ones((2, 3)), tau)
+
   def test_number_array_and_function(self):
     s = jnp.array([[0.2, -0.4], [0.6, 0.8]])
     np.testing.assert_allclose(temperature.scale(s, 0.5), s / 0.5)

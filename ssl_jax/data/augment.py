@@ -11,7 +11,8 @@ With one threefry key an example, made from (seed, step, index in the global bat
 device nor on the rest of the batch.
 
 The order is: crop with flip, rotation, colour jitter, grey, blur, solarise, noise, cutout, normalise. A flip commutes
-in distribution with all that follows it, so recipes that flip last are the same recipe.
+in distribution with all that follows it (but for the odd pixel of a cutout), so recipes that flip last are the same
+recipe.
 """
 
 import functools

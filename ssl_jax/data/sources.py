@@ -94,6 +94,10 @@ class Source:
       return images, self.labels
     return images[good], None if self.labels is None else self.labels[good]
 
+  def readable(self):
+    """Positions int64 of the images that were not found broken so far."""
+    return np.setdiff1d(np.arange(len(self)), list(self.skipped))
+
   def in_memory(self, image_size):
     """The same images as `Arrays`, which remembers those that were left out."""
     kept = Arrays(*self.arrays(image_size), self.class_names)
@@ -135,6 +139,9 @@ class Arrays(Source):
 
   def ready(self, image_size):
     return self.items.shape[1:3] == (image_size, image_size)
+
+  def readable(self):
+    return np.arange(len(self))  # what was skipped stood in another source
 
   def arrays(self, image_size):
     if self.ready(image_size):

@@ -121,18 +121,21 @@ class Evaluator:
     config, devices = self.run.config, self.run.devices
     size, whole = features.shown(config), config.eval.batch_size
     apply = self._apply(layers)
-    parts = {'train': (apply, self.run.known, size, whole), 'test': (apply, self.run.test, size, whole)}
-    if views:
+    arrays = {}
+
+    def extract(name, apply, source, size, batch_size):
+      found, labels = features.extract(apply, devices, params, stats, source, size=size, batch_size=batch_size)
+      arrays.update({f'{name}_{layer}': x for layer, x in found.items()} | {f'{name}_labels': labels})
+      arrays[f'{name}_skipped'] = np.array(sorted(source.skipped), np.int64)
+
+    for name, source in self.sources.items():
+      extract(name, apply, source, size, whole)
+    if views:  # after the test images, so that those among them are known that cannot be read
       few = whole // config.eval.views
-      parts['views'] = (self._view, self._viewed, stored_size(config), few)
+      extract('views', self._view, self._viewed, stored_size(config), few)
       # Keys follow from the place: the transformations of an image's views are those of its partner's.
       partners = metrics.same_label_partners(self._viewed.labels, np.random.default_rng(config.seed))
-      parts['partners'] = (self._view, self._viewed.subset(partners), stored_size(config), few)
-    arrays = {}
-    for name, (apply, source, size, batch_size) in parts.items():
-      found, labels = features.extract(apply, devices, params, stats, source, size=size, batch_size=batch_size)
-      arrays |= {f'{name}_{layer}': x for layer, x in found.items()} | {f'{name}_labels': labels}
-      arrays[f'{name}_skipped'] = np.array(sorted(source.skipped), np.int64)
+      extract('partners', self._view, self._viewed.subset(partners), stored_size(config), few)
     return arrays
 
   @functools.cached_property
@@ -146,8 +149,9 @@ class Evaluator:
   def _viewed(self) -> sources.Source:
     """The test images of which there are views."""
     config = self.run.config
-    chosen = np.random.default_rng(config.seed).permutation(len(self.run.test))[: config.eval.view_images]
-    return self.run.test.subset(np.sort(chosen))
+    readable = self.run.test.readable()
+    chosen = np.random.default_rng(config.seed).permutation(len(readable))[: config.eval.view_images]
+    return self.run.test.subset(readable[np.sort(chosen)])
 
   def _spaces(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, judge.Space], judge.Labels]:
     views = lambda layer: (np.moveaxis(arrays[f'{name}_{layer}'], 1, 0) for name in ('views', 'partners'))
@@ -198,10 +202,11 @@ class Evaluator:
     chosen = np.array([np.flatnonzero(labels == c)[0] for c in np.unique(labels)[:rows]])
     nearest, _ = knn.neighbours(bank, queries[chosen], min(per_row, len(bank)))
     size = self.run.config.data.image_size
+    known, asked = (source.readable() for source in self.sources.values())  # those that have features
     images, classes = [], []
     for query, found in zip(chosen, nearest, strict=True):
-      own, _ = features.squares(self.run.test, query[None], size)
-      others, places = features.squares(self.run.known, found, size)
+      own, _ = features.squares(self.run.test, asked[query, None], size)
+      others, places = features.squares(self.run.known, known[found], size)
       images.append(np.concatenate([own, others]))
       classes.append([labels[query], *self.run.known.labels[places]])
     return {'neighbours': np.stack(images), 'neighbours_labels': np.array(classes)}

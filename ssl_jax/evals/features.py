@@ -52,9 +52,9 @@ def view_extractor(method: Method, augments: list[Augment], devices: Devices, *,
 def extract(
   apply: Callable, devices: Devices, params, batch_stats, source: sources.Source, *, size: int, batch_size: int
 ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-  """{'backbone': [N, D], 'projector': [N, P]} of a source, and its labels; `apply` is of `extractor`.
+  """{'backbone': [N, D], 'projector': [N, P]} of a source, and its labels, without broken images that are skipped.
 
-  Each process takes its share of the images, and all end with the features of all of them.
+  `apply` is of `extractor`. Each process takes its share of the images, and all end with the features of all of them.
   """
   processes, local = jax.process_count(), len(devices.local)
   share = -(-len(source) // processes)
@@ -72,9 +72,10 @@ def extract(
   features, found = jax.tree.map(lambda *x: np.concatenate(x), *parts)
   if processes > 1:
     features, found = multihost_utils.process_allgather((features, found), tiled=True)
-  features, found = jax.tree.map(lambda x: x[: len(source)], (features, found))
-  source.skipped.update(np.flatnonzero(found != np.arange(len(source))).tolist())  # those of other processes, too
-  return features, None if source.labels is None else source.labels[found]
+  read = found[: len(source)] == np.arange(len(source))  # or another stands in the place of a broken one
+  source.skipped.update(np.flatnonzero(~read).tolist())  # those that other processes met, too
+  features = jax.tree.map(lambda x: x[: len(source)][read], features)
+  return features, None if source.labels is None else source.labels[read]
 
 
 def _batches(source, positions, size, batch_size) -> Iterator[tuple[np.ndarray, np.ndarray]]:

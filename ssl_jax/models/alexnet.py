@@ -26,7 +26,8 @@ class AlexNet(nn.Module):
   def __call__(self, images, train: bool):
     chex.assert_shape(images, (None, None, None, 3))
     if min(images.shape[1:3]) < 15:  # three pools halve 15 to 7, 3 and 1
-      raise ValueError(f'alexnet_small needs images of at least 15 px, got {images.shape[1]} × {images.shape[2]}')
+      size = f'{images.shape[1]} × {images.shape[2]}'
+      raise ValueError(f'alexnet_small needs images of at least 15 pixels a side, and these have {size}: enlarge them')
     layer = functools.partial(nn.Dense, use_bias=False, kernel_init=_NORMAL, dtype=self.dtype)
     conv = functools.partial(
       nn.Conv, kernel_size=(3, 3), padding=((1, 1), (1, 1)), use_bias=False, kernel_init=_NORMAL, dtype=self.dtype

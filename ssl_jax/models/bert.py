@@ -86,6 +86,8 @@ class BERT(nn.Module):
       raise ValueError(f'model.dropout = {self.dropout!r} must be in [0, 1), such as 0.1')
     if self.width % self.heads:
       raise ValueError(f'model.heads = {self.heads} does not divide model.width = {self.width}: give one that does')
+    if self.depth < 1:
+      raise ValueError(f'model.depth = {self.depth} must be at least 1')
     if self.vocabulary < 1:
       raise ValueError(f'model.vocabulary = {self.vocabulary} must be at least 1: give that of data.vocabulary')
     if length > self.positions:

@@ -98,7 +98,11 @@ class ResNet(nn.Module):
   def __call__(self, images, train: bool):
     chex.assert_shape(images, (None, None, None, 3))
     if self.stem not in ('imagenet', 'cifar'):
-      raise ValueError(f"stem={self.stem!r}: use 'imagenet' or 'cifar'")
+      raise ValueError(f"model.stem = {self.stem!r} does not exist: give 'imagenet' or 'cifar'")
+    if any(size < 1 for size in self.stage_sizes):
+      raise ValueError(f'model.stage_sizes = {self.stage_sizes!r} must be blocks a stage, 1 or more, such as (2, 2)')
+    if self.stem_stride is not None and self.stem_stride < 1:
+      raise ValueError(f'model.stem_stride = {self.stem_stride} must be at least 1')
     conv = functools.partial(_conv, dtype=self.dtype)
     norm = functools.partial(BatchNorm, axis_name=self.axis_name)
 

@@ -25,7 +25,7 @@ def _patch_init(key, shape, dtype=jnp.float32):
 def sine_position_embedding(height, width, dim, temperature=10000.0):
   """Sines and cosines of the row, then of the column, dim/4 frequencies each; -> [height·width, dim] (MoCo v3)"""
   if dim % 4:
-    raise ValueError(f'a sine position embedding needs a width divisible by 4, got width={dim}')
+    raise ValueError(f'model.width = {dim} has no sine position embedding: give a multiple of 4')
   omega = temperature ** -(np.arange(dim // 4) / (dim // 4))
   rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing='ij')
   angles = [p.reshape(-1, 1) * omega.reshape(1, -1) for p in (rows, columns)]
@@ -98,9 +98,11 @@ class ViT(nn.Module):
     chex.assert_shape(images, (None, None, None, 3))
     if images.shape[1] % self.patch or images.shape[2] % self.patch:
       size = f'{images.shape[1]} × {images.shape[2]}'
-      raise ValueError(f'images of {size} px are not a whole number of patches of {self.patch} px')
+      raise ValueError(f'model.patch = {self.patch} does not divide images of {size} pixels: give one that does')
     if self.width % self.heads:
-      raise ValueError(f'heads={self.heads} does not divide width={self.width}')
+      raise ValueError(f'model.heads = {self.heads} does not divide model.width = {self.width}: give one that does')
+    if self.depth < 1:
+      raise ValueError(f'model.depth = {self.depth} must be at least 1')
     patches = (self.patch, self.patch)
     project = nn.Conv(
       self.width,

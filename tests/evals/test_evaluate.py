@@ -115,6 +115,8 @@ def test_broken_images_are_counted_in_training_and_in_evaluations(tmp_path, on_d
   assert train.train(chosen, tmp_path / 'run')['broken_images_skipped'] == 3
   found = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())
   assert found['broken_images_skipped'] == {'train': 2, 'test': 1}
+  assert (found['images']['train'], found['images']['test']) == (62, 15)
+  assert found['classes']['test'] == [4, 3, 4, 4]
   assert evaluate.evaluate(chosen, tmp_path / 'run') == found  # from the features that were kept
 
 

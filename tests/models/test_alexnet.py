@@ -43,5 +43,5 @@ def test_bfloat16_is_close():
 
 
 def test_images_too_small_are_refused():
-  with pytest.raises(ValueError, match='needs images of at least 15 px, got 14 × 32'):
+  with pytest.raises(ValueError, match='needs images of at least 15 pixels a side, and these have 14 × 32'):
     jax.eval_shape(lambda: models.create('alexnet_small').init(KEY, jnp.zeros((1, 14, 32, 3)), train=True))

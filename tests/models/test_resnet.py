@@ -140,6 +140,14 @@ def test_a_wrong_argument_is_refused(arguments, message):
   assert str(error.value) == message
 
 
-def test_a_wrong_stem_is_refused():
-  with pytest.raises(ValueError, match="stem='cifar10': use 'imagenet' or 'cifar'"):
-    shapes(models.create('resnet18', stem='cifar10'))
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (dict(stem='cifar10'), "model.stem = 'cifar10' does not exist: give 'imagenet' or 'cifar'"),
+    (dict(stem_stride=-1), 'model.stem_stride = -1 must be at least 1'),
+    (dict(stage_sizes=(1, -1)), r'model.stage_sizes = \(1, -1\) must be blocks a stage'),
+  ],
+)
+def test_sizes_that_cannot_be_are_refused(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    shapes(models.create('resnet18', **arguments))

@@ -80,9 +80,10 @@ def test_initialisation_is_moco_v3_s():
 @pytest.mark.parametrize(
   'changes, message',
   [
-    (dict(patch=5), 'images of 8 × 12 px are not a whole number of patches of 5 px'),
-    (dict(heads=5), 'heads=5 does not divide width=24'),
-    (dict(width=18), 'a sine position embedding needs a width divisible by 4, got width=18'),
+    (dict(patch=5), 'model.patch = 5 does not divide images of 8 × 12 pixels: give one that does'),
+    (dict(heads=5), 'model.heads = 5 does not divide model.width = 24: give one that does'),
+    (dict(depth=0), 'model.depth = 0 must be at least 1'),
+    (dict(width=18), 'model.width = 18 has no sine position embedding: give a multiple of 4'),
   ],
 )
 def test_impossible_sizes_are_refused(changes, message):
