@@ -52,6 +52,10 @@ def call(*arguments):
     (['--config=configs/quickstart.py', '--workdir=w', '--config.bach_size=3'], "did you mean 'batch_size'?"),
     (['--config=configs/quickstart.py', '--workdir=w', '--config.loss.name=nce'], "loss.name = 'nce'"),
     (['--mode=evaluate', '--workdir=nowhere'], "--workdir='nowhere' holds no run"),
+    (
+      ['--mode=report', '--workdir=w', '--config.seed=1'],
+      '--mode=report shows what was measured, and takes no --config',
+    ),
   ],
 )
 def test_a_mistake_is_one_line(arguments, message, monkeypatch, tmp_path):

@@ -322,9 +322,6 @@ def test_the_command_compares_the_workdirs_that_it_is_given(runs, tmp_path):
   done = subprocess.run([*command, '--unknown'], check=False, timeout=120, capture_output=True, text=True)
   assert done.returncode == 1
   assert "'--unknown' is no flag" in done.stderr
-  done = subprocess.run([*command, '--config.seed=1'], check=False, timeout=120, capture_output=True, text=True)
-  assert done.returncode == 1
-  assert 'takes no --config' in done.stderr
 
 
 def test_a_run_that_was_not_evaluated_still_has_a_page(runs, tmp_path):

@@ -89,7 +89,7 @@ class DINOHead(nn.Module):
   @nn.compact
   def __call__(self, x, train: bool):
     gelu = lambda y: nn.gelu(y, approximate=False)
-    init = nn.initializers.truncated_normal(0.02)
+    init = nn.initializers.normal(0.02)  # the authors' code truncates it at ±2, which is 100 deviations
     settings = dict(activation=gelu, kernel_init=init, dtype=self.dtype, axis_name=self.axis_name, name='mlp')
     mlp = MLP(self.features, self.batch_norm, **settings)
     return Prototypes(self.prototypes, name='prototypes')(mlp(x, train), train)

@@ -412,6 +412,14 @@ def test_cutout_is_centred_on_a_uniform_pixel_and_becomes_zero():
   assert zeros.min() == 4  # a corner
 
 
+def test_noise_has_bits_of_its_own():
+  """Those of the crop and the others are of the key itself, those of the noise of a key that follows from it."""
+  key, image = jax.random.key(3), np.full((8, 8, 3), 128, np.uint8)
+  noisy = augment.make(dict(augment.OFF, noise=1.0, noise_std=0.05, size=8))(key, image)
+  drawn = jax.random.normal(jax.random.fold_in(key, augment._ENDS[-1]), (8, 8, 3))
+  np.testing.assert_allclose(noisy, 128 / 255 + 0.05 * drawn, atol=1e-6)
+
+
 def test_noise_is_gaussian_has_its_probability_and_leaves_the_rest_alone():
   image, number, settings = 64 + picture(8, 8) // 2, 3000, dict(flip=0.5, grey=0.5)
   difference = views(dict(settings, noise=0.3, noise_std=0.05), image, number) - views(settings, image, number)

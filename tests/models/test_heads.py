@@ -111,6 +111,14 @@ def test_dino_is_torch_s(batch_norm, layers):
   torch_models.assert_same_network(module, TorchDINOHead(layers), (16, 24))
 
 
+def test_dino_starts_with_the_papers_weights():
+  module = heads.create('dino', features=(256, 64), prototypes=8)
+  kernels = jax.tree.leaves(module.init(jax.random.key(0), jnp.zeros((2, 256)), train=False)['params']['mlp'])
+  wide = [x for x in kernels if x.ndim == 2]
+  assert len(wide) == 2
+  np.testing.assert_allclose([x.std() for x in wide], 0.02, rtol=0.05)
+
+
 def test_dino_and_swav_have_the_papers_sizes():
   for name, width, shape in (('dino', 384, (256, 65536)), ('prototypes', 128, (128, 3000))):
     module = heads.create(name)
