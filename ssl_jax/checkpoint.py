@@ -105,7 +105,12 @@ def read_json(file: pathlib.Path) -> dict:
       raise ValueError('no mapping')
     return found
   except ValueError as error:  # of the text, or of its characters
-    raise ValueError(f'{file} cannot be read ({str(error).splitlines()[0]}): mend it, or remove it') from error
+    raise ValueError(f'{file} cannot be read ({_reason(error)}): mend it, or remove it') from error
+
+
+def _reason(error: Exception) -> str:
+  """What an error says, in a line."""
+  return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def write_text(file: pathlib.Path, text: str) -> None:
@@ -173,11 +178,11 @@ class Checkpoints:
     try:
       return self.manager.restore(step, args=ocp.args.Composite(**part))[name]
     except (KeyError, ValueError, OSError) as error:
-      why = str(error).strip().splitlines()[0][:200]
       before = [known for known in self.manager.all_steps() if known < step]
       then = f'goes on from {max(before)}' if before else 'begins anew'
       raise ValueError(
-        f'checkpoint {step} in {self.manager.directory} cannot be read ({why}): remove its folder, and the run {then}'
+        f'checkpoint {step} in {self.manager.directory} cannot be read ({_reason(error)}): remove its folder, and the '
+        f'run {then}'
       ) from error
 
   @contextlib.contextmanager
@@ -186,10 +191,9 @@ class Checkpoints:
     try:
       yield
     except (ValueError, OSError) as error:
-      why = str(error).strip().splitlines()[0][:200]
       raise ValueError(
-        f'a checkpoint in {self.manager.directory} cannot be written ({why}): make room, and the same command goes on '
-        'from the last one that is whole'
+        f'a checkpoint in {self.manager.directory} cannot be written ({_reason(error)}): make room, and the same '
+        'command goes on from the last one that is whole'
       ) from error
 
   def close(self) -> None:

@@ -223,8 +223,12 @@ def flatten(config: Mapping, prefix: str = '') -> dict:
 
 def relevant(config: Mapping, prefix: str = '') -> dict:
   """`flatten`, without the keys that change neither what a run computes nor how it is judged."""
-  irrelevant = lambda key: any(key == i or key.startswith(i + '.') for i in IRRELEVANT)
-  return {key: value for key, value in flatten(config, prefix).items() if not irrelevant(key)}
+  return {key: value for key, value in flatten(config, prefix).items() if not _within(key, IRRELEVANT)}
+
+
+def _within(key: str, sections: Sequence[str]) -> bool:
+  """Whether a dotted key is one of these, or lies in one of them."""
+  return any(key == section or key.startswith(section + '.') for section in sections)
 
 
 def validate(config: ConfigDict, base: ConfigDict) -> None:
@@ -292,7 +296,6 @@ def difference(old: Mapping, new: Mapping) -> str | None:
   """The first key in which two runs differ in more than harmless ways, as one line; None if they are the same run."""
   old, new = LATER | flatten(old), LATER | flatten(new)
   for key in sorted(old.keys() | new.keys()):
-    harmless = any(key == h or key.startswith(h + '.') for h in HARMLESS)
-    if not harmless and old.get(key) != new.get(key):
+    if not _within(key, HARMLESS) and old.get(key) != new.get(key):
       return f'{key} = {new.get(key)!r} here, {old.get(key)!r} there'
   return None

@@ -1,5 +1,6 @@
 """Optimisers against torch and against hand-written updates; rates against their formulas."""
 
+import functools
 import math
 
 import chex
@@ -42,18 +43,24 @@ def train(optimizer, params, steps):
   return params
 
 
+def torch_trains(create, rates):
+  """`train` with torch's optimiser, a step at each rate."""
+  found = {name: torch.tensor(x, requires_grad=True) for name, x in weights().items()}
+  optimizer = create(found.values(), lr=1.0)
+  for rate in rates:
+    optimizer.param_groups[0]['lr'] = rate
+    optimizer.zero_grad()
+    sum(((p - 0.3) ** 2 * (1 + torch.arange(p.numel()).reshape(p.shape))).sum() for p in found.values()).backward()
+    optimizer.step()
+  return {name: x.detach().numpy() for name, x in found.items()}
+
+
 def test_sgd_is_torch_s():
   rates = [0.01, 0.02, 0.005, 0.001, 0.0]
   schedule = lambda step: jnp.asarray(rates)[step]
   ours = train(optim.create(section(momentum=0.9, weight_decay=5e-4), schedule), weights(), len(rates))
-  theirs = {name: torch.tensor(x, requires_grad=True) for name, x in weights().items()}
-  sgd = torch.optim.SGD(theirs.values(), lr=1.0, momentum=0.9, weight_decay=5e-4)
-  for rate in rates:
-    sgd.param_groups[0]['lr'] = rate
-    sgd.zero_grad()
-    sum(((p - 0.3) ** 2 * (1 + torch.arange(p.numel()).reshape(p.shape))).sum() for p in theirs.values()).backward()
-    sgd.step()
-  chex.assert_trees_all_close(ours, {k: v.detach().numpy() for k, v in theirs.items()}, rtol=1e-5)
+  theirs = torch_trains(functools.partial(torch.optim.SGD, momentum=0.9, weight_decay=5e-4), rates)
+  chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
 
 @pytest.mark.parametrize('exempt', [True, False])
@@ -87,13 +94,8 @@ def test_lars_is_optax_s():
 def test_adamw_is_torch_s():
   chosen = section(name='adamw', betas=(0.8, 0.95), weight_decay=0.1)
   ours = train(optim.create(chosen, lambda _: 0.02), weights(), 5)
-  theirs = {name: torch.tensor(x, requires_grad=True) for name, x in weights().items()}
-  adamw = torch.optim.AdamW(theirs.values(), lr=0.02, betas=(0.8, 0.95), weight_decay=0.1)
-  for _ in range(5):
-    adamw.zero_grad()
-    sum(((p - 0.3) ** 2 * (1 + torch.arange(p.numel()).reshape(p.shape))).sum() for p in theirs.values()).backward()
-    adamw.step()
-  chex.assert_trees_all_close(ours, {k: v.detach().numpy() for k, v in theirs.items()}, rtol=1e-4)
+  theirs = torch_trains(functools.partial(torch.optim.AdamW, betas=(0.8, 0.95), weight_decay=0.1), [0.02] * 5)
+  chex.assert_trees_all_close(ours, theirs, rtol=1e-4)
 
 
 def test_adamw_exempts_biases():

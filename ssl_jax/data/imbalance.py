@@ -111,7 +111,7 @@ def create(spec: Mapping) -> Callable[[np.ndarray], np.ndarray] | None:
     kind, holds, mend = RANGES[key]
     if isinstance(value, bool) or not isinstance(value, kind) or not holds(value):
       raise ValueError(f'imbalance.{key} = {value!r} is out of range: give {mend}')
-  if parameters.get('n_min', 0) > parameters.get('n_max', math.inf):
+  if parameters.get('n_min', 0) > (parameters.get('n_max') or math.inf):
     raise ValueError(f'imbalance.n_min = {parameters["n_min"]} is more than n_max = {parameters["n_max"]}: lower it')
 
   def rule(labels):

@@ -74,8 +74,9 @@ def extract(
     features, found = multihost_utils.process_allgather((features, found), tiled=True)
   read = found[: len(source)] == np.arange(len(source))  # or another stands in the place of a broken one
   source.skipped.update(np.flatnonzero(~read).tolist())  # those that other processes met, too
-  features = jax.tree.map(lambda x: x[: len(source)][read], features)
-  return features, None if source.labels is None else source.labels[read]
+  chosen = slice(len(source)) if read.all() else np.flatnonzero(read)  # all of them without a copy
+  labels = None if source.labels is None else source.labels[chosen]
+  return jax.tree.map(lambda x: x[chosen], features), labels
 
 
 def _batches(source, positions, size, batch_size) -> Iterator[tuple[np.ndarray, np.ndarray]]:
