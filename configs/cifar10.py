@@ -101,7 +101,11 @@ VARIANTS = {
     'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0, stop_positive_weights=True),
     'temperature': NONE,
   },
-  'moco_v3': {'method': dict(name='moco_v3'), 'projector': dict(name='moco_v3')},
+  # The authors' predictor of a ResNet ends without a norm.
+  'moco_v3': {
+    'method': dict(name='moco_v3', predictor=dict(batch_norm='hidden', last_bias=False)),
+    'projector': dict(name='moco_v3'),
+  },
   # Behaviour, sec. 5: one view, a linear head; the negatives are the whole bank or the hardest 8.19 % of it.
   'memory_bank': {**BEHAVIOUR, 'method': dict(name='memory_bank', negatives=0)},
   'memory_bank_hard': {**BEHAVIOUR, 'method': dict(name='memory_bank'), 'loss': dict(name='hard', fraction=0.0819)},

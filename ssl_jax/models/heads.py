@@ -121,7 +121,7 @@ _HEADS = {
   'simsiam': functools.partial(MLP, features=(2048, 2048, 2048), batch_norm='all', last_affine=False),
   'simsiam_predictor': functools.partial(MLP, features=(512, 2048), batch_norm='hidden'),
   # Chen et al. 2021, sec. 4: 'moco_v3' is the projector of a ResNet and the predictor. The authors' code leaves the
-  # last norm out of a ResNet's predictor (method.predictor=dict(batch_norm='hidden', last_bias=False)).
+  # last norm out of a ResNet's predictor, as configs/cifar10.py:moco_v3 does.
   'moco_v3': functools.partial(MLP, features=(4096, 256), batch_norm='all', last_affine=False),
   'moco_v3_vit': functools.partial(MLP, features=(4096, 4096, 256), batch_norm='all', last_affine=False),
   # Zbontar et al. 2021, sec. 2.2, and Bardes et al. 2022, sec. 4.2.
