@@ -62,7 +62,8 @@ VARIANTS = {
   'hard_negative': {'loss': dict(name='hard_negative', beta=1.0), 'temperature': dict(name='constant', tau=0.5)},
   # Qiu et al. 2023: a temperature of each image's own.
   'isogclr': {'method': dict(name='isogclr'), 'loss': dict(name='robust_contrastive', rho=0.3), 'temperature': NONE},
-  # Supervised A.4: alpha and lam of its CIFAR-10 rows.
+  # Supervised A.4: alpha and lam of its CIFAR-10 rows. No schedule is printed: the paper's numbers come out with
+  # optimizer.schedule=constant (experiments/supervised).
   'balanced': {
     'batch_size': 512,
     'augment': dict(name='supervised_cifar'),

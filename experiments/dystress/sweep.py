@@ -124,6 +124,7 @@ SWEEP = Sweep(
       published={KNN: (85.68, 85.85)},
       further=True,
     ),
+    simclr(0.15, further=True),  # between the two that the paper's SimCLR lies between
     simclr(0.07, further=True),
     simclr(1.0, further=True),
     *(ranged(*pair) for pair in RANGES),

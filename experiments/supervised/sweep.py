@@ -32,9 +32,9 @@ def cell(loss, alpha, lam):
   )
 
 
-def suspect(name, title, changes):
-  """The paper's choice with one thing changed that may be behind a difference from its numbers."""
-  printed = cell(*REQUIRED[0])
+def suspect(name, title, changes, choice=REQUIRED[0]):
+  """A choice with one thing changed that may be behind a difference from the paper's numbers."""
+  printed = cell(*choice)
   names = dict(name=f'{printed.name}_{name}', title=f'{printed.title}, {title}')
   return dataclasses.replace(printed, **names, changes={**printed.changes, **changes}, note='', further=True)
 
@@ -64,7 +64,7 @@ SWEEP = Sweep(
     # Batch norm of each view by itself.
     suspect('views_apart', 'views encoded apart', {'method.views_apart': True}),
     # The paper prints a cosine for ImageNet and for its classifiers, and nothing for pre-training on CIFAR-10.
-    suspect('rate_constant', 'a constant learning rate', {'optimizer.schedule': 'constant'}),
+    *(suspect('rate_constant', 'a constant learning rate', {'optimizer.schedule': 'constant'}, c) for c in REQUIRED),
     *(cell(*choice) for choice in GRID if choice not in REQUIRED),
   ),
 )
