@@ -2,6 +2,7 @@
 
 import pathlib
 import statistics
+import textwrap
 from collections.abc import Mapping
 
 from experiments import tables
@@ -32,7 +33,8 @@ def _published_and_here(sweep: tables.Sweep, finished: Mapping):
       if values := column.values(results):
         spread = statistics.stdev(values) if len(values) > 1 else None
         axis.errorbar(statistics.mean(values), place, xerr=spread, fmt='o', color=COLOURS[0], capsize=3, label='here')
-    axis.set(xlabel=column.title, yticks=range(len(rows)), yticklabels=titles, ylim=(len(rows) - 0.5, -0.5))
+    axis.set(yticks=range(len(rows)), yticklabels=titles, ylim=(len(rows) - 0.5, -0.5))
+    axis.set_xlabel(textwrap.fill(column.title, 24))
     axis.margins(x=0.1)
   marks = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
   figure.legend(marks.values(), marks, loc='outside upper right', ncols=2)
