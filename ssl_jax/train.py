@@ -44,8 +44,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
   watched = bool(config.eval.k or run.probe or config.eval.sts)  # on the way
   evaluator = evaluator_of(run) if watched or config.eval.at_end else None
   with contextlib.ExitStack() as stack:
-    # Batches of workers are in shared memory and in cycles: Python would warn of them at its end.
-    stack.callback(gc.collect)
+    if not run.on_device:  # batches of workers are in shared memory and in cycles: Python would warn of them at its end
+      stack.callback(gc.collect)
     stack.enter_context(checkpoint.alone(workdir))
     workdir = checkpoint.claim(workdir, config.to_dict())
     checkpoints = checkpoint.Checkpoints(workdir, run.identity, config.checkpoint.keep)

@@ -1,5 +1,6 @@
 """Every test runs on four CPU devices, with no silent broadcasting, no silent promotion and no warnings."""
 
+import gc
 import importlib.metadata
 import os
 import tempfile
@@ -26,6 +27,11 @@ LONGEST = ('test_training', 'test_parallel', 'test_train', 'test_state', 'test_e
 
 def pytest_collection_modifyitems(items):
   items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+def pytest_collection_finish():
+  gc.freeze()  # the modules stay: the garbage collector, which jax's tracing wakes often, need not look at them again
+  gc.set_threshold(20_000, 20, 20)
 
 
 jax.config.update('jax_numpy_rank_promotion', 'raise')

@@ -208,9 +208,9 @@ def test_torch_gives_the_run_s_features_by_what_the_file_says(saved, exported):
   _, chosen, state = saved
   with safetensors.safe_open(exported / 'encoder.safetensors', 'np') as file:
     about = {k: v if k == 'ssl_jax' else json.loads(v) for k, v in file.metadata().items()}
-  assert about['model'] == {'name': 'resnet_tiny', 'width': 4, 'stage_sizes': [1, 1]}
+  assert about['model'] == {'name': 'resnet_tiny', 'width': 8, 'stage_sizes': [1]}
   assert (about['step'], about['features'], about['image_size']) == (3, 8, 12)
-  reference = torch_models.ResNet(BASIC, (1, 1), stem='cifar', width=4).double().eval()
+  reference = torch_models.ResNet(BASIC, (1,), stem='cifar', width=8).double().eval()
   reference.conv1.stride = (2, 2)  # resnet_tiny's
   reference.load_state_dict(safetensors.torch.load_file(exported / 'encoder.safetensors'), strict=True)
   prepared = run.prepare(chosen)
@@ -376,15 +376,15 @@ def without(tensors, name):
       "has 'layer9.0.bn1.bias', which the encoder has not: give a file",
     ),
     (
-      lambda t: t | {'conv1.weight': np.ones((4, 3, 7, 7), np.float32)},
-      r"has 'conv1.weight' of shape \[4, 3, 7, 7\], and the encoder of \[4, 3, 3, 3\]: give a file",
+      lambda t: t | {'conv1.weight': np.ones((8, 3, 7, 7), np.float32)},
+      r"has 'conv1.weight' of shape \[8, 3, 7, 7\], and the encoder of \[8, 3, 3, 3\]: give a file",
     ),
     (
       lambda t: t | {'conv1.weight': t['conv1.weight'].astype(np.int8)},
       "has 'conv1.weight', int8, not of finite floats",
     ),
     (
-      lambda t: t | {'bn1.bias': np.full(4, np.nan)},
+      lambda t: t | {'bn1.bias': np.full(8, np.nan)},
       "has 'bn1.bias', float64, not of finite floats: give another file",
     ),
     (

@@ -30,7 +30,7 @@ def tiny(tmp_path, **changes):
   settings = {
     'data': dict(source='arrays', name='tiny', path=str(data), image_size=12),
     'augment': dict(name='dystress_cifar', jitter=0.0, grey=0.0),  # colours take long to compile
-    'model': dict(name='resnet_tiny', width=4, stage_sizes=(1, 1)),
+    'model': dict(name='resnet_tiny', width=8, stage_sizes=(1,)),
     'projector': dict(name='simclr', features=(8, 8)),
     'dtype': 'float32',
     'batch_size': 32,

@@ -1,4 +1,4 @@
-"""Each method learns: three epochs of a part of the embedded set, with a tiny encoder."""
+"""Each method learns: two or three epochs of a part of the embedded set, with a tiny encoder."""
 
 import functools
 
@@ -15,9 +15,9 @@ from ssl_jax.evals import knn
 from ssl_jax.state import State
 from ssl_jax.step import example_keys, make_update
 
-SEED, IMAGES, BATCH, EPOCHS, SIZE, CROP = 0, 2000, 20, 3, 16, 12
-STEPS = EPOCHS * IMAGES // BATCH
-LENGTHS = dict(steps_per_epoch=STEPS // EPOCHS, total_steps=STEPS)
+SEED, IMAGES, BATCH, SIZE, CROP = 0, 2000, 20, 16, 12
+STEPS = IMAGES // BATCH  # an epoch
+EPOCHS, MOST_EPOCHS = 2, 3
 
 # What changes from view to view is place, size, rotation, brightness and contrast: what stays is the shape.
 AUGMENT = dict(augment.OFF, crop=True, flip=0.5, rotation=1.0, rotation_degrees=180.0)
@@ -34,9 +34,10 @@ REDUNDANCY = {
   'projector': dict(name='barlow_twins', features=(32, 8)),
   'temperature': NONE,
 }
-# An image is met three times, the first time with a random entry: two views of it, a rate that is low until the bank
-# is filled, and entries that follow at once.
+# An image meets a random entry first: one more epoch, two views of it, a rate that is low until the bank is filled,
+# and entries that follow at once.
 BANK = {
+  'epochs': MOST_EPOCHS,
   'views': 2,
   'projector': dict(name='simclr', features=(32,)),
   'optimizer': dict(warmup_epochs=1.5),
@@ -127,6 +128,7 @@ def chosen(changes):
     'data.image_size': SIZE,
     'dtype': 'float32',
     'batch_size': BATCH,
+    'epochs': EPOCHS,
   }
   optimizer = dict(name='adamw', learning_rate=5e-3, weight_decay=1e-4)
   for key, value in (settings | changes | {'optimizer': optimizer | changes.get('optimizer', {})}).items():
@@ -164,11 +166,11 @@ def augmented(size, scale):
 def batches(seed):
   """The (views, index) of each step, the same for all methods: VIEWS of SIZE, then CROPS of CROP pixels."""
   rng = np.random.default_rng(seed)
-  index = np.concatenate([rng.permutation(IMAGES) for _ in range(EPOCHS)]).astype(np.int32)
+  index = np.concatenate([rng.permutation(IMAGES) for _ in range(MOST_EPOCHS)]).astype(np.int32)
   makers = [augmented(SIZE, (0.3, 1.0))] * VIEWS + [augmented(CROP, SMALL_CROPS['scale'])] * CROPS
   slots = jnp.arange(len(index))
   views = [make(example_keys(seed, v, slots), data()[0][index]) for v, make in enumerate(makers)]
-  parted = [np.split(np.asarray(x), STEPS) for x in (*views, index)]
+  parted = [np.split(np.asarray(x), MOST_EPOCHS * STEPS) for x in (*views, index)]
   return [(parts[:-1], parts[-1]) for parts in zip(*parted, strict=True)]
 
 
@@ -196,25 +198,26 @@ def accuracy(encoder, params, batch_stats):
 @functools.cache
 def untrained(seed):
   """(weights, kNN accuracy) of the random encoder that all methods start from."""
-  method = methods.create(chosen({}), **LENGTHS)
+  method = methods.create(chosen({}), steps_per_epoch=STEPS, total_steps=STEPS)
   params, batch_stats, _ = method.init(jax.random.key(seed), jnp.zeros((2, SIZE, SIZE, 3)))
   return params['network']['encoder'], accuracy(method.network.encoder, params, batch_stats)[0]
 
 
 def trained(name, seed):
-  """(losses, the method, its last state) of three epochs; they start from the random encoder of `untrained`."""
+  """(losses, the method, its last state) of a few epochs; they start from the random encoder of `untrained`."""
   made = chosen(METHODS[name])
-  method = methods.create(made, examples=IMAGES, **LENGTHS)
+  lengths = dict(steps_per_epoch=STEPS, total_steps=made.epochs * STEPS)
+  method = methods.create(made, examples=IMAGES, **lengths)
   params, batch_stats, extra = method.init(jax.random.key(seed), jnp.zeros((2, SIZE, SIZE, 3)))
   chex.assert_trees_all_equal(params['network']['encoder'], untrained(seed)[0])
-  rate = optim.rate(made.optimizer, batch_size=BATCH, **LENGTHS)
+  rate = optim.rate(made.optimizer, batch_size=BATCH, **lengths)
   optimizer = optim.create(made.optimizer, rate)
   state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, optimizer.init(params))
   kept = [*range(made.views), *range(VIEWS, VIEWS + made.small_crops.number)]
   given = [lambda key, view: view] * len(kept)  # the views are made already
   update = jax.jit(make_update(method, optimizer, rate, given, seed=seed))
   losses = []
-  for views, index in batches(seed):
+  for views, index in batches(seed)[: made.epochs * STEPS]:
     state, metrics = update(state, tuple(views[v][:, None] for v in kept), index)
     losses.append(metrics['loss'])
   return np.array(losses), method, state
