@@ -121,7 +121,7 @@ def slow_weights(states, momentum, final=None):
     yield slow
 
 
-DEVICES = pytest.mark.parametrize('devices', [1, 4])
+DEVICES = pytest.mark.parametrize('devices', [1, 2, 4])
 
 
 @DEVICES
