@@ -46,7 +46,7 @@ def run(arguments):
   if MODE.value == 'export':
     return export.export(chosen, WORKDIR.value)
   parallel.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
-  parallel.compile_faster()
+  parallel.compile_faster(chosen.deterministic)
   {'train': train.train, 'evaluate': evaluate.evaluate, 'views': evaluate.draw_views}[MODE.value](chosen, WORKDIR.value)
 
 

@@ -83,12 +83,19 @@ LEAST = {
 
 # Keys that may change between the parts of a resumed run, since they do not change what it computes.
 HARMLESS = (
-  *('data.path', 'data.workers', 'data.broken', 'model.remat', 'method.block'),
+  *('deterministic', 'data.path', 'data.workers', 'data.broken', 'model.remat', 'method.block'),
   *('parallel', 'checkpoint', 'log', 'eval'),
 )
 
 # Keys that are younger than runs which may go on, with what those runs did.
-LATER = {'init': '', 'data.stored_size': 0, 'data.tokens': 32, 'data.vocabulary': '', 'optimizer.clip': 0.0}
+LATER = {
+  'init': '',
+  'deterministic': False,
+  'data.stored_size': 0,
+  'data.tokens': 32,
+  'data.vocabulary': '',
+  'optimizer.clip': 0.0,
+}
 
 # Keys that change neither what a run computes nor how it is judged.
 IRRELEVANT = (
@@ -130,7 +137,7 @@ def restore(saved: Mapping, base: ConfigDict, overrides: Sequence[str] = ()) -> 
     section, _, last = key.rpartition('.')
     part = config[section] if section else config
     part[last] = part.get(last, value)
-  for section in (key for key in HARMLESS if key in base and key in config):
+  for section in (key for key in HARMLESS if isinstance(base.get(key), ConfigDict) and key in config):
     config[section] = ConfigDict({**base[section].to_dict(), **config[section].to_dict()})
   return _overridden(config, overrides)
 

@@ -41,17 +41,19 @@ def start(processes: int, cpu_devices: int) -> None:
       raise ValueError(f'parallel.processes = {processes}, but {jax.process_count()} joined: start one a host')
 
 
-def compile_faster() -> None:
+def compile_faster(deterministic: bool) -> None:
   """Before the first use of a device: keeps compiled programs between runs, and does without Triton's matrix products.
 
   They are kept where JAX_COMPILATION_CACHE_DIR says or in ~/.cache/ssl_jax. On a GPU, trying Triton's kernels beside
   cuBLAS's took half of the time before the first step and most of an evaluation's, for steps of the same speed (one
   H200); XLA_FLAGS=--xla_gpu_enable_triton_gemm=true tries them all the same.
+  `deterministic` excludes GPU kernels that add in an order which changes from run to run.
   """
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', str(pathlib.Path('~/.cache/ssl_jax').expanduser()))
-  if 'xla_gpu_enable_triton_gemm' not in (flags := os.environ.get('XLA_FLAGS', '')):
-    os.environ['XLA_FLAGS'] = f'{flags} --xla_gpu_enable_triton_gemm=false'.strip()
+  for flag, value in {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_deterministic_ops': deterministic}.items():
+    if flag not in (flags := os.environ.get('XLA_FLAGS', '')):
+      os.environ['XLA_FLAGS'] = f'{flags} --{flag}={str(value).lower()}'.strip()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ssl_jax.checkpoint import read_json, write_text
 JUDGED = ('knn', 'probe', 'linear', 'finetune', 'spearman')  # how the names of accuracies begin
 
 # What a summary keeps where nothing was trained any more.
-OF_TRAINING = ('seconds', 'device', 'jax', 'peak_memory_gib', 'broken_images_skipped')
+OF_TRAINING = ('seconds', 'deterministic', 'device', 'jax', 'peak_memory_gib', 'broken_images_skipped')
 
 
 def read(workdir: pathlib.Path) -> list[dict]:

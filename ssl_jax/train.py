@@ -68,6 +68,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     'images': len(run.train),
     'steps': run.total_steps,
     'seconds': round(time.monotonic() - start, 1),
+    'deterministic': config.deterministic,
     **_machine(run),
   }
   if config.data.broken == 'skip':

@@ -122,10 +122,11 @@ def test_a_process_that_is_asked_to_stop_stops_all_and_everything_is_saved(tmp_p
 def test_a_compiler_flag_of_the_user_stands(monkeypatch):
   monkeypatch.setattr(parallel.jax.config, 'update', lambda *_: None)
   for given, expected in (
-    ('', '--xla_gpu_enable_triton_gemm=false'),
-    ('--xla_one=1', '--xla_one=1 --xla_gpu_enable_triton_gemm=false'),
-    ('--xla_gpu_enable_triton_gemm=true', '--xla_gpu_enable_triton_gemm=true'),
+    ('', '--xla_gpu_enable_triton_gemm=false --xla_gpu_deterministic_ops=true'),
+    ('--xla_one=1', '--xla_one=1 --xla_gpu_enable_triton_gemm=false --xla_gpu_deterministic_ops=true'),
+    ('--xla_gpu_enable_triton_gemm=true', '--xla_gpu_enable_triton_gemm=true --xla_gpu_deterministic_ops=true'),
+    ('--xla_gpu_deterministic_ops=false', '--xla_gpu_deterministic_ops=false --xla_gpu_enable_triton_gemm=false'),
   ):
     monkeypatch.setenv('XLA_FLAGS', given)
-    parallel.compile_faster()
+    parallel.compile_faster(deterministic=True)
     assert os.environ['XLA_FLAGS'] == expected

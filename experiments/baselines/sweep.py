@@ -56,7 +56,7 @@ SWEEP = Sweep(
     row('dcl', 'DCL'),
     row('dclw', 'DCLW'),
     row('macl', 'MACL'),
-    row('balanced', 'balanced contrastive, batch 512'),
+    row('balanced', 'balanced contrastive, batch 512', changes={'optimizer.schedule': 'cosine'}),
     row('align_uniform', 'alignment and uniformity'),
     row('hard_negative', 'hard negatives (HCL)'),
     row(
