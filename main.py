@@ -20,8 +20,11 @@ MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (a contact shee
 
 def run(arguments):
   from configs import base
-  from ssl_jax import checkpoint, config, export, names, parallel, report, train
+  from ssl_jax import config, registry, train
   from ssl_jax.evals import evaluate
+  from ssl_jax.reporting import export, report
+  from ssl_jax.run import devices
+  from ssl_jax.workdir import files
 
   overrides = [a.removeprefix('--config.') for a in arguments if a.startswith('--config.') and '=' in a]
   others = [a for a in arguments if not (a.startswith('--config.') and '=' in a)]
@@ -29,7 +32,7 @@ def run(arguments):
     if MODE.value != 'compare' or argument.startswith('-'):
       raise ValueError(f'{argument!r} is no flag: the flags are --config, --config.KEY=VALUE, --workdir and --mode')
   if MODE.value not in MODES:
-    raise ValueError(f'--mode={MODE.value!r} does not exist: {names.nearest(MODE.value, MODES)}')
+    raise ValueError(f'--mode={MODE.value!r} does not exist: {registry.nearest(MODE.value, MODES)}')
   if not WORKDIR.value:
     raise ValueError('--workdir is missing: give the directory of the run, such as --workdir=runs/first')
   if MODE.value in ('report', 'compare'):
@@ -39,14 +42,14 @@ def run(arguments):
   if CONFIG.value:
     chosen = config.load(CONFIG.value, overrides)
   elif MODE.value in ('evaluate', 'export'):
-    chosen = config.restore(checkpoint.read_config(WORKDIR.value), base.get_config(), overrides)
+    chosen = config.restore(files.read_config(WORKDIR.value), base.get_config(), overrides)
   else:
     raise ValueError('--config is missing: give a file, such as --config=configs/quickstart.py')
   config.validate(chosen, base.get_config())
   if MODE.value == 'export':
     return export.export(chosen, WORKDIR.value)
-  parallel.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
-  parallel.compile_faster(chosen.deterministic)
+  devices.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
+  devices.compile_faster(chosen.deterministic)
   {'train': train.train, 'evaluate': evaluate.evaluate, 'views': evaluate.draw_views}[MODE.value](chosen, WORKDIR.value)
 
 

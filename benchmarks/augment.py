@@ -18,7 +18,7 @@ from PIL import Image
 from benchmarks import timing
 from benchmarks.image_peers import pillow_view, torchvision_view
 from ssl_jax.data import augment, embedded
-from ssl_jax.step import example_keys, make_views
+from ssl_jax.run.update import example_keys, make_views
 
 PRESET = augment.PRESETS['dystress_cifar']
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from benchmarks import timing
 from configs import cifar10
-from ssl_jax import methods, optim
+from ssl_jax import methods
 from ssl_jax.methods import Method
-from ssl_jax.run import augments_of
-from ssl_jax.state import State
-from ssl_jax.step import make_update
+from ssl_jax.run import optimizers
+from ssl_jax.run.builder import augments_of
+from ssl_jax.run.state import State
+from ssl_jax.run.update import make_update
 
 
 def config_of(*options: str):
@@ -26,8 +27,8 @@ def parts(config, axis_name=None) -> tuple[Method, Callable, Callable]:
   """The method, seed -> its first state, and seed -> its update."""
   clock = dict(steps_per_epoch=390, total_steps=78_000)  # 200 epochs of 50,000 images
   method = methods.create(config, axis_name=axis_name, **clock)
-  rate = optim.rate(config.optimizer, batch_size=config.batch_size, **clock)
-  optimizer = optim.create(config.optimizer, rate)
+  rate = optimizers.rate(config.optimizer, batch_size=config.batch_size, **clock)
+  optimizer = optimizers.create(config.optimizer, rate)
 
   @jax.jit
   def init(seed):

@@ -18,8 +18,8 @@ from benchmarks import image_peers, simclr, timing
 from benchmarks.timing import torch
 from ssl_jax.data import embedded
 from ssl_jax.methods import Inputs
-from ssl_jax.parallel import AXIS, Devices
-from ssl_jax.step import scan_update
+from ssl_jax.run.devices import AXIS, Devices
+from ssl_jax.run.update import scan_update
 
 torch_peers = timing.optional('benchmarks.torch_peers')
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import simclr, timing
-from ssl_jax.step import scan_update
+from ssl_jax.run.update import scan_update
 
 
 def one_by_one(run, states, dataset, index):

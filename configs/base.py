@@ -10,7 +10,7 @@ import re
 from ml_collections import ConfigDict
 
 from ssl_jax.config import override
-from ssl_jax.names import nearest
+from ssl_jax.registry import nearest
 
 
 def get_config(arg=''):

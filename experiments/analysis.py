@@ -13,7 +13,8 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax import figures, losses, temperature
+from ssl_jax import losses, temperature
+from ssl_jax.reporting import figures
 
 FOLDER = pathlib.Path(__file__).parent / 'figures'
 RANGES = ((0.07, 0.1), (0.07, 0.2), (0.1, 0.2), (0.07, 0.5))  # (tau_min, tau_max) of dystress Table 14

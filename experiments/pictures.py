@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 
 from experiments import tables
-from ssl_jax.figures import COLOURS, style, svg
+from ssl_jax.reporting.figures import COLOURS, style, svg
 
 
 def draw(sweep: tables.Sweep, folder: pathlib.Path) -> None:

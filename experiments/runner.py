@@ -27,7 +27,7 @@ import numpy as np
 
 from experiments import pictures, tables
 from experiments.tables import Row, Sweep
-from ssl_jax.names import nearest
+from ssl_jax.registry import nearest
 
 GRACE = 2.0  # minutes that runs may go over the budget before they are stopped
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
 
-from ssl_jax.names import nearest
+from ssl_jax.registry import nearest
 
 SEEDS = 2**31  # jax makes a key of an int32
 

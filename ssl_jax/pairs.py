@@ -8,8 +8,8 @@ queries of this device, differentiated on this device, gives gradients whose mea
 gradient of the mean over all queries, because the gradient flows through the gathered embeddings too. This holds under
 `jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
 
-On little memory: with a `block` above 0, `neg` is `Blocks`. A loss then makes the similarities of so many queries at a
-time, and its values and gradients are the same.
+To save memory, a `block` above 0 makes `neg` a `NegativeBlocks`: a loss then computes the similarities of that many
+queries at a time, with the same values and gradients.
 """
 
 import dataclasses
@@ -22,7 +22,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.temperature import require
+from ssl_jax.arrays import normalize, to_float32
+from ssl_jax.registry import require, require_choice
 
 
 @functools.partial(
@@ -31,7 +32,7 @@ from ssl_jax.temperature import require
   meta_fields=('similarity', 'block'),
 )
 @dataclasses.dataclass(frozen=True)
-class Blocks:
+class NegativeBlocks:
   """The `neg` and `where` of `Pairs` that never exist as a whole.
 
   Attributes:
@@ -82,15 +83,15 @@ class Pairs(NamedTuple):
 
   Attributes:
     pos: `[Q, K]`, with the K positives of each query.
-    neg: `[Q, M]`, with M keys, of which some are no negatives; or `Blocks`, where a `block` is asked for.
-    where: `[Q, M]`, True where `neg` is a negative; None with `Blocks`, which know it.
+    neg: `[Q, M]`, with M keys, of which some are no negatives; or `NegativeBlocks`, where a `block` is asked for.
+    where: `[Q, M]`, True where `neg` is a negative; None with `NegativeBlocks`, which know it.
 
   >>> Pairs(pos=jnp.ones((1, 1)), neg=jnp.zeros((1, 2)), where=jnp.ones((1, 2), bool)).neg.shape
   (1, 2)
   """
 
   pos: jax.Array
-  neg: jax.Array | Blocks
+  neg: jax.Array | NegativeBlocks
   where: jax.Array | None
 
 
@@ -242,35 +243,12 @@ def with_bank(
   return Pairs(pos, _row_similarities(query[:, None], keys, similarity), entries != index[:, None])
 
 
-def normalize(x: jax.Array) -> jax.Array:
-  """x / ‖x‖ in float32; a vector shorter than 1e-12 becomes 0, with gradient 0.  [..., D] -> [..., D]
-
-  >>> print(normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
-  [[0.6 0.8]
-   [0.  0. ]]
-  """
-  x = to_float32(x)
-  square = jnp.sum(x * x, axis=-1, keepdims=True)
-  short = square < 1e-24
-  return x * jnp.where(short, 0, jax.lax.rsqrt(jnp.where(short, 1, square)))
-
-
-def to_float32(x: jax.typing.ArrayLike) -> jax.Array:
-  """x in float32, or in float64 where it is that already.
-
-  >>> to_float32(jnp.ones(2, jnp.bfloat16)).dtype
-  dtype('float32')
-  """
-  x = jnp.asarray(x)
-  return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
-
-
 def check_block(block: int) -> None:
   """Refuses what is no number of queries.
 
   >>> check_block(1024)
   """
-  require('block', block, lambda n: isinstance(n, int) and n >= 0, 'give a number of queries, or 0 for all at once')
+  require('block', block, lambda n: isinstance(n, int) and n >= 0, 'a number of queries, or 0 for all at once')
 
 
 def check_similarity(similarity: str) -> None:
@@ -278,7 +256,7 @@ def check_similarity(similarity: str) -> None:
 
   >>> check_similarity('dot')
   """
-  require('similarity', similarity, ('cosine', 'dot', 'euclidean').__contains__, "give 'cosine', 'dot' or 'euclidean'")
+  require_choice('similarity', similarity, ('cosine', 'dot', 'euclidean'))
 
 
 def _prepare(x: jax.Array, similarity: str) -> jax.Array:
@@ -321,11 +299,11 @@ def _not_own(batch: int, total: int, axis_name: str | None) -> jax.Array:
 
 def _negatives(
   queries: jax.Array, keys: jax.Array, own: jax.Array, instances: jax.Array, similarity: str, block: int
-) -> tuple[jax.Array | Blocks, jax.Array | None]:
+) -> tuple[jax.Array | NegativeBlocks, jax.Array | None]:
   """The `neg` and `where` of `Pairs`; keys [M, D] of other `instances` [M] than the query's `own` [Q] are negatives."""
   check_block(block)
   if block:
-    return Blocks(queries, keys, own, instances, similarity, block), None
+    return NegativeBlocks(queries, keys, own, instances, similarity, block), None
   return _similarities(queries, keys, similarity), own[:, None] != instances[None]
 
 

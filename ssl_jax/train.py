@@ -15,13 +15,14 @@ import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from ssl_jax import checkpoint, records
 from ssl_jax.data import pipeline
 from ssl_jax.evals.evaluate import evaluator_of
-from ssl_jax.parallel import AXIS
-from ssl_jax.run import Run, examples, of_text, prepare
-from ssl_jax.state import State
-from ssl_jax.step import make_update, scan_update
+from ssl_jax.run.builder import Run, examples, of_text, prepare
+from ssl_jax.run.devices import AXIS
+from ssl_jax.run.state import State
+from ssl_jax.run.update import make_update, scan_update
+from ssl_jax.workdir import files, metric_log
+from ssl_jax.workdir.checkpoints import Checkpoints
 
 ASK_EVERY = 10  # single steps after which several processes ask each other whether to stop or to save
 IN_FLIGHT = 2  # single steps that are dispatched before the metrics of the first one are read
@@ -38,27 +39,27 @@ class Interrupted(Exception):
 def train(config: ConfigDict, workdir: str) -> dict:
   """Trains the run of `config` in `workdir`, from its last checkpoint if there is one. Returns the summary."""
   start = time.monotonic()
-  checkpoint.check_unjudged(workdir)
-  checkpoint.check_own(workdir, config.to_dict())
-  run = prepare(config, resumed=checkpoint.saved(workdir))
+  files.check_unjudged(workdir)
+  files.check_own(workdir, config.to_dict())
+  run = prepare(config, resumed=files.saved(workdir))
   watched = bool(config.eval.k or run.probe or config.eval.sts)  # on the way
   evaluator = evaluator_of(run) if watched or config.eval.at_end else None
   with contextlib.ExitStack() as stack:
     if not run.on_device:  # batches of workers are in shared memory and in cycles: Python would warn of them at its end
       stack.callback(gc.collect)
-    stack.enter_context(checkpoint.alone(workdir))
-    workdir = checkpoint.claim(workdir, config.to_dict())
-    checkpoints = checkpoint.Checkpoints(workdir, run.identity, config.checkpoint.keep)
+    stack.enter_context(files.alone(workdir))
+    workdir = files.claim(workdir, config.to_dict())
+    checkpoints = Checkpoints(workdir, run.identity, config.checkpoint.keep)
     stack.callback(checkpoints.close)
     state = run.initial_state()
     if checkpoints.latest() is not None:
       state = checkpoints.restore(state)
     first = int(state.step)
     if of_text(config) and jax.process_index() == 0:  # it belongs to the weights
-      checkpoint.write_text(workdir / 'vocab.txt', '\n'.join(run.train.vocabulary.pieces) + '\n')
-    rows = records.Records(workdir, first, config.log.tensorboard)
+      files.write_text(workdir / 'vocab.txt', '\n'.join(run.train.vocabulary.pieces) + '\n')
+    rows = metric_log.Records(workdir, first, config.log.tensorboard)
     stack.callback(rows.close)
-    progress = records.progress(first, run.total_steps)
+    progress = metric_log.progress(first, run.total_steps)
     stack.callback(progress.close)
     progress.say(_opening(run, workdir, first))
     stop = stack.enter_context(_stop_requests())
@@ -74,12 +75,12 @@ def train(config: ConfigDict, workdir: str) -> dict:
   if config.data.broken == 'skip':
     met = {run.train, *(evaluator.sources.values() if evaluator else ())}
     summary['broken_images_skipped'] = sum(len(source.skipped) for source in met)
-  records.keep(workdir, summary, trained=first < run.total_steps)
+  metric_log.keep(workdir, summary, trained=first < run.total_steps)
   if config.eval.at_end:
     if any(_agreed(run.total_steps, 0, stop.is_set())):  # asked during the last step
       raise Interrupted('trained and saved, stopped before the evaluation: the same command goes on from here')
     evaluator.judge(run.devices.unreplicate(state), workdir)
-  records.finish(workdir, summary)
+  metric_log.finish(workdir, summary)
   return summary
 
 
@@ -89,7 +90,7 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
   step, results, saved_at = int(state.step), {}, time.monotonic()
   if evaluator and step == 0 and config.eval.at_start:
     rows.write(0, results := evaluator.at_start(state))
-    progress.say(records.sentence('before training', results))
+    progress.say(metric_log.sentence('before training', results))
   state = devices.replicate(state)
   watch = Watch(run, rows, progress, checkpoints)
   for call, count in _calls(run, step):
@@ -109,7 +110,7 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
     if evaluator and (last or (every and in_epoch == 0 and epoch % every == 0)):
       watch.drain()
       rows.write(step, results := evaluator.scores(state))
-      progress.say(records.sentence(f'epoch {step / run.steps_per_epoch:g}', results))
+      progress.say(metric_log.sentence(f'epoch {step / run.steps_per_epoch:g}', results))
       watch.restart_clock()
     if (steps_due or minutes_due or stopping) and not last:  # after, so that a resumed run has the same rows
       watch.drain()
@@ -120,7 +121,7 @@ def _loop(run: Run, state, evaluator, checkpoints, rows, progress, stop) -> tupl
       raise Interrupted(f'stopped at step {step} of {run.total_steps}; saved: the same command goes on from here')
   if evaluator and not results:  # the run was complete before
     results = evaluator.scores(state)
-    if not any(row['step'] == step and results.keys() <= row.keys() for row in records.read(rows.workdir)):
+    if not any(row['step'] == step and results.keys() <= row.keys() for row in metric_log.read(rows.workdir)):
       rows.write(step, results)  # what judged it then did not come to its end
   if evaluator:
     evaluator.draw_neighbours(rows.workdir / 'neighbours.png')

@@ -8,8 +8,9 @@ import re
 import pytest
 
 from configs import base, cifar10
-from ssl_jax import config, run
+from ssl_jax import config
 from ssl_jax.data import imbalance
+from ssl_jax.run import builder
 
 CONFIGS = sorted(p for p in pathlib.Path('configs').glob('*.py') if p.stem not in ('__init__', 'base'))
 
@@ -27,8 +28,8 @@ def test_every_recipe_of_large_images_makes_a_network(path):
     chosen = config.load(f'{path}:{variant}')
     if variant != 'dystress' and chosen.model.name == 'resnet50':
       config.override(chosen, 'model.name', 'resnet18')  # traced in a third of the time
-    run.try_network(chosen)
-    run.augments_of(chosen, on_device=True)
+    builder.try_network(chosen)
+    builder.augments_of(chosen, on_device=True)
     imbalance.create(chosen.imbalance)
 
 

@@ -19,10 +19,15 @@ from absl import flags
 
 import main
 from configs import base
-from ssl_jax import checkpoint, config, export, models, records, report, run, train, weights
+from ssl_jax import config, models, train
 from ssl_jax.evals import evaluate
+from ssl_jax.models import torch_weights
 from ssl_jax.models.vit import ViT
-from ssl_jax.state import average_of
+from ssl_jax.reporting import export, report
+from ssl_jax.run import builder
+from ssl_jax.run.state import average_of
+from ssl_jax.workdir import files, metric_log
+from ssl_jax.workdir.checkpoints import Checkpoints
 from tests.models import torch_models
 from tests.test_main import call
 from tests.test_train import tiny
@@ -74,7 +79,7 @@ def test_a_resnet_in_torch_gives_the_same_features(name, stem, block, stage_size
   shrink = lambda path, x: x * np.float32(variance) if path[-1].key == 'var' else x
   variables = jax.tree_util.tree_map_with_path(shrink, variables)
   reference = torch_models.ResNet(block, stage_sizes, stem=stem, width=8).double().eval()
-  file = written(tmp_path, weights.to_torch(variables))
+  file = written(tmp_path, torch_weights.to_torch(variables))
   reference.load_state_dict(safetensors.torch.load_file(file), strict=True)
   x_torch, x = torch_models.images((2, 33, 47, 3))  # odd sizes: padding on the wrong side would show
   expected = reference(x_torch).detach().numpy()
@@ -88,7 +93,7 @@ def test_a_resnet_in_torch_gives_the_same_features(name, stem, block, stage_size
 def test_the_names_and_shapes_of_whole_resnets_are_torchvision_s(name, block, stage_sizes, stem):
   module = models.create(f'resnet{name}' + ('_cifar' if stem == 'cifar' else ''))
   shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False))
-  found = weights.to_torch(jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), shapes))
+  found = torch_weights.to_torch(jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), shapes))
   expected = torch_models.ResNet(block, stage_sizes, stem=stem).state_dict()
   expected = {k: tuple(v.shape) for k, v in expected.items() if not k.endswith('num_batches_tracked')}
   assert {k: v.shape for k, v in found.items()} == expected
@@ -98,7 +103,9 @@ def test_the_small_alexnet_in_torch_gives_the_same_features(tmp_path):
   module = models.create('alexnet_small')
   variables = random_variables(module, 15)
   reference = torch_models.AlexNet(15).eval()
-  reference.load_state_dict(safetensors.torch.load_file(written(tmp_path, weights.to_torch(variables))), strict=True)
+  reference.load_state_dict(
+    safetensors.torch.load_file(written(tmp_path, torch_weights.to_torch(variables))), strict=True
+  )
   x_torch, x = torch_models.images((3, 15, 15, 3))
   expected = reference(x_torch.float()).detach().numpy()
   torch_models.assert_close(jax.jit(lambda v: module.apply(v, x, train=False))(variables), expected, 1e-5)
@@ -108,7 +115,7 @@ def test_a_vit_in_torch_gives_the_same_features():
   """With the exported positions, added to token and patches as timm does; torch's layers have other names inside."""
   module = ViT(**VIT)
   variables = random_variables(module, 12)
-  tensors = weights.to_torch(variables) | weights.constants(module, 12)
+  tensors = torch_weights.to_torch(variables) | torch_weights.constants(module, 12)
   positions = torch.tensor(tensors.pop('pos_embed'))
   others = {
     'patch_embed.proj.': 'patch_embed.',
@@ -135,8 +142,8 @@ def test_a_vit_in_torch_gives_the_same_features():
 @pytest.mark.parametrize('module', [models.create('resnet_tiny', width=4), ViT(**VIT)], ids=['resnet', 'vit'])
 def test_there_and_back_is_bit_identical(module, tmp_path):
   variables = random_variables(module, 12)
-  path = written(tmp_path, weights.to_torch(variables) | weights.constants(module, 12))
-  chex.assert_trees_all_equal(weights.load(path, module, 12), variables, strict=True)
+  path = written(tmp_path, torch_weights.to_torch(variables) | torch_weights.constants(module, 12))
+  chex.assert_trees_all_equal(torch_weights.load(path, module, 12), variables, strict=True)
 
 
 def test_a_checkpoint_of_torch_comes_in_as_it_is(tmp_path):
@@ -146,7 +153,7 @@ def test_a_checkpoint_of_torch_comes_in_as_it_is(tmp_path):
   torch_models.scramble(reference).float()
   safetensors.torch.save_file(reference.state_dict(), tmp_path / 'theirs.safetensors')
   module = models.create('resnet18_cifar', stage_sizes=(1, 1), width=8)
-  variables = weights.load(tmp_path / 'theirs.safetensors', module, 12)
+  variables = torch_weights.load(tmp_path / 'theirs.safetensors', module, 12)
   x_torch, x = torch_models.images((2, 12, 12, 3))
   expected = reference.double().eval()(x_torch).detach().numpy()
   torch_models.assert_close(exact_features(module, variables, x), expected, 1e-10)
@@ -157,12 +164,12 @@ def saved(tmp_path_factory):
   """(folder, config, state) of a run in folder/run whose average is far from its weights; evaluations crop."""
   folder = tmp_path_factory.mktemp('saved')
   chosen = tiny(folder, ema=0.9, **{'eval.crop': 0.75, 'eval.view_images': 8, 'eval.linear': ''})
-  prepared = run.prepare(chosen)
+  prepared = builder.prepare(chosen)
   state, rng = prepared.initial_state(), np.random.default_rng(0)
   far = lambda x: x + rng.uniform(0, 0.5, x.shape).astype(np.float32)
   average = jax.tree.map(far, average_of(state.params, state.batch_stats))
   state = state.replace(step=np.int32(3), extra={**state.extra, 'average': average})
-  checkpoints = checkpoint.Checkpoints(checkpoint.claim(folder / 'run', chosen.to_dict()), prepared.identity, 1)
+  checkpoints = Checkpoints(files.claim(folder / 'run', chosen.to_dict()), prepared.identity, 1)
   checkpoints.save(state)
   checkpoints.close()
   return folder, chosen, state
@@ -193,7 +200,7 @@ images = np.load({str(tmp_path / 'images.npy')!r})
 np.savez({str(tmp_path / 'found.npz')!r}, five=features, two=encoder.call(images[:2]))
 """
   subprocess.run([sys.executable, '-I', '-c', code], cwd=exported, check=True)
-  prepared = run.prepare(chosen)
+  prepared = builder.prepare(chosen)
   shown = jax.vmap(prepared.normalize)(images)
   expected = jax.jit(prepared.method.features)(*state.evaluated, shown)['backbone']
   with np.load(tmp_path / 'found.npz') as found:
@@ -213,7 +220,7 @@ def test_torch_gives_the_run_s_features_by_what_the_file_says(saved, exported):
   reference = torch_models.ResNet(BASIC, (1,), stem='cifar', width=8).double().eval()
   reference.conv1.stride = (2, 2)  # resnet_tiny's
   reference.load_state_dict(safetensors.torch.load_file(exported / 'encoder.safetensors'), strict=True)
-  prepared = run.prepare(chosen)
+  prepared = builder.prepare(chosen)
   images = prepared.test.items[:, :12, :12]
   mean, std = (torch.tensor(about[name]).view(3, 1, 1).double() for name in ('mean', 'std'))
   expected = reference((torch.tensor(images.transpose(0, 3, 1, 2)) / 255 - mean) / std).detach().numpy()
@@ -284,8 +291,8 @@ def test_a_run_starts_from_the_encoder_of_a_file(saved, exported, tmp_path, meth
   """All copies of the encoder do, and nothing else changes."""
   _, _, state = saved
   params, stats = state.evaluated
-  start = run.prepare(tiny(tmp_path, init=str(exported / 'encoder.safetensors'), **method)).initial_state()
-  plain = run.prepare(tiny(tmp_path, **method)).initial_state()
+  start = builder.prepare(tiny(tmp_path, init=str(exported / 'encoder.safetensors'), **method)).initial_state()
+  plain = builder.prepare(tiny(tmp_path, **method)).initial_state()
   encoders = [start.params['network']['encoder']]
   encoders += [start.extra['momentum']['encoder'], start.extra['average']['network']['encoder']] if method else []
   for encoder in encoders:
@@ -305,7 +312,7 @@ def starting(exported, tmp_path):
 
 def test_a_file_is_judged_as_it_is(saved, starting, tmp_path):
   _, chosen, state = saved
-  evaluator = evaluate.Evaluator(run.prepare(chosen))
+  evaluator = evaluate.Evaluator(builder.prepare(chosen))
   expected = evaluator.scores(evaluator.run.devices.replicate(state))
   results = evaluate.evaluate(starting, tmp_path / 'theirs')
   assert {'step': 0, **expected}.items() <= results.items()
@@ -318,12 +325,12 @@ def test_a_file_is_judged_as_it_is(saved, starting, tmp_path):
     train.train(starting, tmp_path / 'theirs')
 
   train.train(starting, tmp_path / 'run')
-  assert {'step': 0, **expected}.items() <= records.read(tmp_path / 'run')[0].items()
+  assert {'step': 0, **expected}.items() <= metric_log.read(tmp_path / 'run')[0].items()
 
 
 def test_an_untrained_encoder_is_judged(starting, tmp_path):
   starting.init = 'random'
-  prepared = run.prepare(starting)
+  prepared = builder.prepare(starting)
   evaluator = evaluate.Evaluator(prepared)
   expected = evaluator.scores(prepared.devices.replicate(prepared.initial_state()))
   results = evaluate.evaluate(starting, tmp_path / 'untrained')
@@ -348,13 +355,13 @@ def test_a_run_from_before_the_key_goes_on_and_is_judged(saved, tmp_path):
     known = json.loads(file.read_text())
     assert known.pop('init') == ''
     file.write_text(json.dumps(known))
-  back = config.restore(checkpoint.read_config(copied), base.get_config())
+  back = config.restore(files.read_config(copied), base.get_config())
   config.validate(back, base.get_config())
   assert evaluate.evaluate(back, copied)['step'] == 3
   longer = chosen.copy_and_resolve_references()
   longer.log.every_steps = 7
-  prepared = run.prepare(longer)
-  checkpoints = checkpoint.Checkpoints(checkpoint.claim(copied, longer.to_dict()), prepared.identity)
+  prepared = builder.prepare(longer)
+  checkpoints = Checkpoints(files.claim(copied, longer.to_dict()), prepared.identity)
   chex.assert_trees_all_equal(checkpoints.restore(prepared.initial_state()), state)
   checkpoints.close()
 
@@ -426,13 +433,13 @@ def test_what_is_no_safetensors_file_is_told_in_one_line(tmp_path, content, mess
 def refused(tmp_path, path, message):
   chosen = tiny(tmp_path, init=str(path), **{'data.path': str(tmp_path / 'no_data.npz')})
   with pytest.raises(ValueError, match=f'^init = {str(path)!r} {message}') as error:
-    run.prepare(chosen)
+    builder.prepare(chosen)
   assert '\n' not in str(error.value)
 
 
 def test_learned_positions_are_refused(tmp_path):
   module = ViT(**VIT)
-  tensors = weights.to_torch(random_variables(module, 12)) | weights.constants(module, 12)
+  tensors = torch_weights.to_torch(random_variables(module, 12)) | torch_weights.constants(module, 12)
   path = written(tmp_path, tensors | {'pos_embed': tensors['pos_embed'] + np.float32(0.1)})
   with pytest.raises(ValueError, match="has 'pos_embed' other than the sines of this encoder: give another file"):
-    weights.load(path, module, 12)
+    torch_weights.load(path, module, 12)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from configs import base
-from ssl_jax import optim
 from ssl_jax.models.vit import ViT
+from ssl_jax.run import optimizers
 
 
 def section(**changes):
@@ -58,7 +58,7 @@ def torch_trains(create, rates):
 def test_sgd_is_torch_s():
   rates = [0.01, 0.02, 0.005, 0.001, 0.0]
   schedule = lambda step: jnp.asarray(rates)[step]
-  ours = train(optim.create(section(momentum=0.9, weight_decay=5e-4), schedule), weights(), len(rates))
+  ours = train(optimizers.create(section(momentum=0.9, weight_decay=5e-4), schedule), weights(), len(rates))
   theirs = torch_trains(functools.partial(torch.optim.SGD, momentum=0.9, weight_decay=5e-4), rates)
   chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
@@ -67,7 +67,7 @@ def test_sgd_is_torch_s():
 def test_lars_is_a_slow_loop(exempt):
   rate, momentum, decay, trust = 4.0, 0.9, 1e-2, 0.001
   optimizer = section(name='lars', momentum=momentum, weight_decay=decay, exempt=exempt)
-  ours = train(optim.create(optimizer, lambda _: rate), weights(), 5)
+  ours = train(optimizers.create(optimizer, lambda _: rate), weights(), 5)
   expected = {k: v.astype(np.float64) for k, v in weights().items()}
   velocity = {k: np.zeros_like(v) for k, v in expected.items()}
   for _ in range(5):
@@ -85,22 +85,22 @@ def test_lars_is_a_slow_loop(exempt):
 def test_lars_is_optax_s():
   settings = dict(momentum=0.9, weight_decay=1e-2)
   theirs = optax.lars(
-    0.5, weight_decay=1e-2, weight_decay_mask=optim.decayed, trust_ratio_mask=optim.decayed, momentum=0.9
+    0.5, weight_decay=1e-2, weight_decay_mask=optimizers.decayed, trust_ratio_mask=optimizers.decayed, momentum=0.9
   )
-  ours = train(optim.lars(lambda _: 0.5, exempt=True, **settings), weights(), 4)
+  ours = train(optimizers.lars(lambda _: 0.5, exempt=True, **settings), weights(), 4)
   chex.assert_trees_all_close(ours, train(theirs, weights(), 4), rtol=1e-6)
 
 
 def test_adamw_is_torch_s():
   chosen = section(name='adamw', betas=(0.8, 0.95), weight_decay=0.1)
-  ours = train(optim.create(chosen, lambda _: 0.02), weights(), 5)
+  ours = train(optimizers.create(chosen, lambda _: 0.02), weights(), 5)
   theirs = torch_trains(functools.partial(torch.optim.AdamW, betas=(0.8, 0.95), weight_decay=0.1), [0.02] * 5)
   chex.assert_trees_all_close(ours, theirs, rtol=1e-4)
 
 
 def test_adamw_exempts_biases():
   zero_gradient = {'kernel': np.full((2, 2), 1.0, np.float32), 'bias': np.full(2, 1.0, np.float32)}
-  optimizer = optim.create(section(name='adamw', weight_decay=0.1, exempt=True), lambda _: 0.5)
+  optimizer = optimizers.create(section(name='adamw', weight_decay=0.1, exempt=True), lambda _: 0.5)
   grads = jax.tree.map(np.zeros_like, zero_gradient)
   updates, _ = optimizer.update(grads, optimizer.init(zero_gradient), zero_gradient)
   np.testing.assert_allclose(updates['kernel'], -0.05, rtol=1e-6)
@@ -120,7 +120,7 @@ EXEMPT = pytest.mark.parametrize('exempt', [True, False])
 @NAMES
 @EXEMPT
 def test_biases_are_exempt_where_asked(name, exempt):
-  optimizer = optim.create(section(name=name, weight_decay=0.1, exempt=exempt), lambda _: 0.5)
+  optimizer = optimizers.create(section(name=name, weight_decay=0.1, exempt=exempt), lambda _: 0.5)
   assert moved_by_decay(optimizer, weights()) == {'kernel': True, 'bias': not exempt}
 
 
@@ -130,7 +130,7 @@ def test_the_frozen_patch_projection_of_a_vit_is_never_decayed(name, exempt):
   model = ViT(patch=4, width=8, depth=1, heads=2)
   shapes = jax.eval_shape(lambda key: model.init(key, jnp.zeros((1, 8, 8, 3)), train=False), jax.random.key(0))
   params = {'network': {'encoder': jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes['params'])}}
-  optimizer = optim.create(section(name=name, weight_decay=0.1, exempt=exempt), lambda _: 0.5)
+  optimizer = optimizers.create(section(name=name, weight_decay=0.1, exempt=exempt), lambda _: 0.5)
   moved = moved_by_decay(optimizer, params)['network']['encoder']
   assert moved['patch_embed'] == {'kernel': False, 'bias': False}
   assert moved['blocks_0']['qkv'] == {'kernel': True, 'bias': not exempt}
@@ -138,7 +138,7 @@ def test_the_frozen_patch_projection_of_a_vit_is_never_decayed(name, exempt):
 
 def test_a_learned_temperature_is_never_decayed():
   params = {'network': {'kernel': np.ones((2, 2), np.float32)}, 'temperature': {'log': np.ones((), np.float32)}}
-  optimizer = optim.create(section(momentum=0.0, weight_decay=0.5), lambda _: 1.0)
+  optimizer = optimizers.create(section(momentum=0.0, weight_decay=0.5), lambda _: 1.0)
   grads = jax.tree.map(np.zeros_like, params)
   updates, _ = optimizer.update(grads, optimizer.init(params), params)
   np.testing.assert_allclose(updates['network']['kernel'], -0.5)
@@ -147,19 +147,19 @@ def test_a_learned_temperature_is_never_decayed():
 
 @pytest.mark.parametrize(('scaling', 'factor'), [('none', 1.0), ('linear', 2.0), ('sqrt', math.sqrt(512))])
 def test_rate_grows_with_the_batch(scaling, factor):
-  assert optim.peak_rate(section(learning_rate=0.075, scaling=scaling), 512) == pytest.approx(0.075 * factor)
+  assert optimizers.peak_rate(section(learning_rate=0.075, scaling=scaling), 512) == pytest.approx(0.075 * factor)
 
 
 def test_cosine_after_warm_up():
-  rate = optim.rate(section(warmup_epochs=2.0, learning_rate=1.0), batch_size=8, steps_per_epoch=5, total_steps=50)
+  rate = optimizers.rate(section(warmup_epochs=2.0, learning_rate=1.0), batch_size=8, steps_per_epoch=5, total_steps=50)
   expected = [s / 10 if s < 10 else 0.5 * (1 + math.cos(math.pi * (s - 10) / 40)) for s in range(51)]
   np.testing.assert_allclose([rate(s) for s in range(51)], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', ['sgd', 'adamw'])
 def test_long_gradients_are_cut_before_the_optimiser_sees_them(name):
-  clipped = optim.create(section(name=name, clip=1.0), lambda step: 0.1)
-  plain = optim.create(section(name=name), lambda step: 0.1)
+  clipped = optimizers.create(section(name=name, clip=1.0), lambda step: 0.1)
+  plain = optimizers.create(section(name=name), lambda step: 0.1)
   params, long = {'w': jnp.ones((3, 2))}, {'w': jnp.full((3, 2), 5.0)}
   step = lambda optimizer, grads: optimizer.update(grads, optimizer.init(params), params)[0]['w']
   np.testing.assert_allclose(step(clipped, long), step(plain, {'w': long['w'] / jnp.linalg.norm(long['w'])}), rtol=1e-5)
@@ -169,7 +169,7 @@ def test_long_gradients_are_cut_before_the_optimiser_sees_them(name):
 
 def test_a_line_to_zero_after_warm_up():
   optimizer = section(schedule='linear', warmup_epochs=1.0, learning_rate=2.0)
-  rate = optim.rate(optimizer, batch_size=8, steps_per_epoch=5, total_steps=25)
+  rate = optimizers.rate(optimizer, batch_size=8, steps_per_epoch=5, total_steps=25)
   expected = [2 * s / 5 if s < 5 else 2 * (25 - s) / 20 for s in range(26)]
   np.testing.assert_allclose([rate(s) for s in range(26)], expected, atol=1e-6)
 
@@ -177,11 +177,11 @@ def test_a_line_to_zero_after_warm_up():
 @pytest.mark.parametrize('warmup', [0.0, 1.0])
 def test_steps_at_the_milestones(warmup):
   optimizer = section(schedule='step', learning_rate=1.0, milestones=(3, 5), decay=0.1, warmup_epochs=warmup)
-  rate = optim.rate(optimizer, batch_size=8, steps_per_epoch=4, total_steps=24)
+  rate = optimizers.rate(optimizer, batch_size=8, steps_per_epoch=4, total_steps=24)
   expected = [(s / 4 if s < 4 * warmup else 1.0) * 0.1 ** ((s >= 12) + (s >= 20)) for s in range(24)]
   np.testing.assert_allclose([rate(s) for s in range(24)], expected, rtol=1e-5)
 
 
 def test_warm_up_longer_than_the_run_is_refused():
   with pytest.raises(ValueError, match=r'optimizer.warmup_epochs = 9.0 is 45 steps, and the run has 45'):
-    optim.rate(section(warmup_epochs=9.0), batch_size=8, steps_per_epoch=5, total_steps=45)
+    optimizers.rate(section(warmup_epochs=9.0), batch_size=8, steps_per_epoch=5, total_steps=45)

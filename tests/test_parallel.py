@@ -16,8 +16,10 @@ import numpy as np
 import portpicker
 import pytest
 
-from ssl_jax import parallel, records, train
-from ssl_jax.parallel import AXIS, Devices
+from ssl_jax import train
+from ssl_jax.run import devices
+from ssl_jax.run.devices import AXIS, Devices
+from ssl_jax.workdir import metric_log
 from tests.test_train import tiny
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -70,9 +72,10 @@ def test_the_local_mean_then_the_mean_of_gradients_is_the_global_gradient():
 
 WORKER = """
 import sys
-from ssl_jax import config, parallel, train
+from ssl_jax import config, train
+from ssl_jax.run import devices
 from configs import base
-parallel.start(2, 1)
+devices.start(2, 1)
 train.train(config.restore(__import__('json').loads(sys.argv[1]), base.get_config()), sys.argv[2])
 """
 
@@ -99,7 +102,7 @@ def test_two_processes_train_the_run_of_one(tmp_path):
   with two_processes(tiny(tmp_path, **changes, **{'parallel.devices': 0}), tmp_path / 'two') as processes:
     said = [process.communicate(timeout=120)[0] for process in processes]
   assert [process.returncode for process in processes] == [0, 0], said
-  one, two = records.read(tmp_path / 'one'), records.read(tmp_path / 'two')
+  one, two = metric_log.read(tmp_path / 'one'), metric_log.read(tmp_path / 'two')
   assert [row['step'] for row in one] == [row['step'] for row in two] == [1, 2, 3, 4, 4]
   for row, other in zip(one, two, strict=True):
     for name in {'loss', 'knn5'} & row.keys():
@@ -110,7 +113,7 @@ def test_two_processes_train_the_run_of_one(tmp_path):
 def test_a_process_that_is_asked_to_stop_stops_all_and_everything_is_saved(tmp_path, scan):
   changes = {'steps': 10_000, 'eval.k': (), 'parallel.devices': 0, 'parallel.steps_per_call': scan}
   with two_processes(tiny(tmp_path, **changes), tmp_path / 'run') as processes:
-    while len(records.read(tmp_path / 'run')) < 3 and not any(process.poll() for process in processes):
+    while len(metric_log.read(tmp_path / 'run')) < 3 and not any(process.poll() for process in processes):
       time.sleep(0.1)
     processes[1].send_signal(signal.SIGTERM)
     said = [process.communicate(timeout=120)[0] for process in processes]
@@ -120,7 +123,7 @@ def test_a_process_that_is_asked_to_stop_stops_all_and_everything_is_saved(tmp_p
 
 
 def test_a_compiler_flag_of_the_user_stands(monkeypatch):
-  monkeypatch.setattr(parallel.jax.config, 'update', lambda *_: None)
+  monkeypatch.setattr(devices.jax.config, 'update', lambda *_: None)
   for given, expected in (
     ('', '--xla_gpu_enable_triton_gemm=false --xla_gpu_deterministic_ops=true'),
     ('--xla_one=1', '--xla_one=1 --xla_gpu_enable_triton_gemm=false --xla_gpu_deterministic_ops=true'),
@@ -128,5 +131,5 @@ def test_a_compiler_flag_of_the_user_stands(monkeypatch):
     ('--xla_gpu_deterministic_ops=false', '--xla_gpu_deterministic_ops=false --xla_gpu_enable_triton_gemm=false'),
   ):
     monkeypatch.setenv('XLA_FLAGS', given)
-    parallel.compile_faster(deterministic=True)
+    devices.compile_faster(deterministic=True)
     assert os.environ['XLA_FLAGS'] == expected

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ssl_jax import records, train
-from ssl_jax.probe import Probe
+from ssl_jax import train
+from ssl_jax.run.online_probe import Probe
+from ssl_jax.workdir import metric_log
 from tests.test_train import final, tiny
 
 
@@ -51,7 +52,7 @@ def test_the_encoder_does_not_know_of_it(tmp_path):
   weights = ((s.params, s.batch_stats) for s in (state, other))
   chex.assert_trees_all_close(*weights, rtol=1e-4, atol=1e-6)
   chex.assert_trees_all_close(found['two'][1].extra['probe'], other.extra['probe'], rtol=1e-3, atol=1e-5)
-  rows = records.read(tmp_path / 'with')
+  rows = metric_log.read(tmp_path / 'with')
   assert [row['step'] for row in rows if 'probe' in row] == [2, 4, 6]
   assert all({'probe_loss', 'probe_train'} <= row.keys() for row in rows if 'loss' in row)
   watched = [row['probe_loss'] for row in rows if 'loss' in row]

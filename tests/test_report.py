@@ -15,9 +15,10 @@ import pytest
 from PIL import Image
 
 from configs import base
-from ssl_jax import figures, report, train
+from ssl_jax import train
 from ssl_jax.config import restore
 from ssl_jax.evals import evaluate
+from ssl_jax.reporting import figures, report
 from tests.test_train import tiny
 
 CHROMIUM = shutil.which('chromium')

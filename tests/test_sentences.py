@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from configs import base, sentences
-from ssl_jax import config, export, report, run, train, weights
+from ssl_jax import config, train
 from ssl_jax.evals import evaluate, sts
+from ssl_jax.models import torch_weights
+from ssl_jax.reporting import export, report
+from ssl_jax.run import builder
 from tests.test_train import asked_to_stop_at, final
 
 WORDS = ['a', 'the', 'dog', 'cat', 'man', 'woman', 'runs', 'sleeps', 'eats', 'red', 'blue', 'house', 'in', 'on', 'near']
@@ -68,7 +71,7 @@ def test_rows_and_summary_have_the_correlations(trained):
 
 def test_the_evaluation_is_what_slow_loops_find(trained):
   folder, workdir, chosen = trained
-  prepared = run.prepare(chosen)
+  prepared = builder.prepare(chosen)
   evaluator = evaluate.evaluator_of(prepared)
   state = final(workdir, chosen)[1]
   pairs = sts.read(str(folder / 'sts'))['stsb']
@@ -126,7 +129,7 @@ def test_the_exported_encoder_gives_the_same_features_and_starts_another_run(tra
   assert {file.name for file in out.iterdir()} == {
     *('encoder.safetensors', 'encoder.jax', 'projector.safetensors', 'README.md', 'vocab.txt')
   }
-  prepared = run.prepare(chosen)
+  prepared = builder.prepare(chosen)
   assert (out / 'vocab.txt').read_text().split() == list(prepared.train.vocabulary.pieces)
   tokens = prepared.train.items[:3]
   program = jax.export.deserialize(bytearray((out / 'encoder.jax').read_bytes()))
@@ -134,7 +137,7 @@ def test_the_exported_encoder_gives_the_same_features_and_starts_another_run(tra
   expected = prepared.method.features(*state.evaluated, jax.vmap(prepared.normalize)(tokens))['backbone']
   np.testing.assert_allclose(program.call(tokens), expected, atol=1e-5)
   started = {'init': str(out / 'encoder.safetensors'), 'data.vocabulary': str(out / 'vocab.txt')}
-  other = run.prepare(small(folder, **started))
+  other = builder.prepare(small(folder, **started))
   chex.assert_trees_all_equal(other.initial_state().params['network']['encoder'], state.params['network']['encoder'])
   results = evaluate.evaluate(small(folder, **started), str(tmp_path / 'judged'))
   assert results['step'] == 0
@@ -194,7 +197,7 @@ def test_views_are_of_images(trained, tmp_path):
 )
 def test_mistakes_are_told_at_once(trained, changes, message):
   with pytest.raises(ValueError, match='^' + message):
-    run.prepare(small(trained[0], **changes))
+    builder.prepare(small(trained[0], **changes))
 
 
 def test_sentences_need_pairs_to_be_judged(trained, tmp_path):
@@ -205,13 +208,13 @@ def test_sentences_need_pairs_to_be_judged(trained, tmp_path):
 def test_words_of_sentences_are_refused_for_images():
   chosen = config.load('configs/cifar10.py', ['eval.sts=sts'])
   with pytest.raises(ValueError, match=r"^eval\.sts = 'sts' has no meaning for images: set eval\.sts=''"):
-    run.try_network(chosen)
+    builder.try_network(chosen)
 
 
 def test_an_encoder_of_sentences_is_refused_for_images():
   chosen = config.load('configs/cifar10.py', ['model.name=bert_tiny'])
   with pytest.raises(ValueError, match=r"^model\.name = 'bert_tiny' does not read data\.source = 'tfds'"):
-    run.try_network(chosen)
+    builder.try_network(chosen)
 
 
 def test_another_vocabulary_is_refused(trained, tmp_path):
@@ -233,7 +236,7 @@ def test_long_pairs_are_judged_whole(trained, tmp_path):
   start = ' '.join(WORDS)
   pairs = [(5, 'a dog', 'a dog'), (3, f'{start} dog', f'{start} cat'), (1, 'a red house', 'the blue cat')]
   (tmp_path / 'long.tsv').write_text(''.join(f'test\t{score}\t{a}\t{b}\n' for score, a, b in pairs))
-  prepared = run.prepare(small(folder, **{'eval.sts': str(tmp_path)}))
+  prepared = builder.prepare(small(folder, **{'eval.sts': str(tmp_path)}))
   evaluator = evaluate.evaluator_of(prepared)
   found = evaluator.scores(prepared.devices.replicate(prepared.initial_state()))
   assert found.keys() == {'spearman_long', 'spearman_mean'}
@@ -245,14 +248,14 @@ def test_long_pairs_are_judged_whole(trained, tmp_path):
 def test_every_variant_makes_a_network():
   for variant in sentences.VARIANTS:
     chosen = config.load(f'configs/sentences.py:{variant}', ['model.depth=1'])
-    run.try_network(chosen)
-    assert len(run.augments_of(chosen, on_device=True)[0]) == 2
+    builder.try_network(chosen)
+    assert len(builder.augments_of(chosen, on_device=True)[0]) == 2
 
 
 def test_files_of_images_are_not_taken_for_bert_s(trained, tmp_path):
   import safetensors.numpy
 
   safetensors.numpy.save_file({'conv1.weight': np.ones((1, 1), np.float32)}, tmp_path / 'resnet.safetensors')
-  encoder = run.prepare(trained[2]).method.network.encoder
+  encoder = builder.prepare(trained[2]).method.network.encoder
   with pytest.raises(ValueError, match=r"has 'conv1\.weight', which the encoder has not"):
-    weights.load(tmp_path / 'resnet.safetensors', encoder, 8)
+    torch_weights.load(tmp_path / 'resnet.safetensors', encoder, 8)

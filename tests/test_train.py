@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from configs import base
-from ssl_jax import checkpoint, config, records, run, train
+from ssl_jax import config, train
 from ssl_jax.evals import evaluate
+from ssl_jax.run import builder
+from ssl_jax.workdir import files, metric_log
+from ssl_jax.workdir.checkpoints import Checkpoints
 
 STEPS = 20
 
@@ -49,9 +52,9 @@ def tiny(tmp_path, **changes):
 
 def final(workdir, chosen):
   """(losses of every step, the last state) of a finished run."""
-  losses = [row['loss'] for row in records.read(workdir) if 'loss' in row]
-  prepared = run.prepare(chosen)
-  checkpoints = checkpoint.Checkpoints(workdir, prepared.identity)
+  losses = [row['loss'] for row in metric_log.read(workdir) if 'loss' in row]
+  prepared = builder.prepare(chosen)
+  checkpoints = Checkpoints(workdir, prepared.identity)
   state = checkpoints.restore(prepared.initial_state())
   checkpoints.close()
   return losses, state
@@ -137,7 +140,7 @@ def test_a_stop_in_the_last_step_leaves_the_evaluation_to_the_same_command(tmp_p
   train.train(chosen, tmp_path / 'run')
   assert judged == [2]
   assert (tmp_path / 'run' / 'summary.json').read_text() == summary, 'with the seconds that the training took'
-  assert [row['step'] for row in records.read(tmp_path / 'run') if 'loss' in row] == [1, 2]
+  assert [row['step'] for row in metric_log.read(tmp_path / 'run') if 'loss' in row] == [1, 2]
 
 
 def test_killed_and_resumed_is_bit_identical(reference, tmp_path, monkeypatch):
@@ -148,7 +151,7 @@ def test_killed_and_resumed_is_bit_identical(reference, tmp_path, monkeypatch):
   class Killed(BaseException):
     pass
 
-  write = records.Records.write
+  write = metric_log.Records.write
 
   def die_at_step_9(self, step, row):
     if step == 9:
@@ -156,7 +159,7 @@ def test_killed_and_resumed_is_bit_identical(reference, tmp_path, monkeypatch):
     write(self, step, row)
 
   with monkeypatch.context() as patched:
-    patched.setattr(records.Records, 'write', die_at_step_9)
+    patched.setattr(metric_log.Records, 'write', die_at_step_9)
     with pytest.raises(Killed):
       train.train(chosen, tmp_path / 'run')
   with (tmp_path / 'run' / 'metrics.jsonl').open('a') as file:
@@ -171,9 +174,9 @@ def test_checkpoints_do_not_cut_the_steps_of_a_dispatch(tmp_path, monkeypatch):
   """Each length would be compiled anew: 4, 3, 1, ... where there are 8 steps an epoch and 4 a dispatch."""
   saved, lengths = [], []
   chosen = tiny(tmp_path, **{'checkpoint.every_steps': 7, 'batch_size': 8, 'parallel.steps_per_call': 4})
-  save, calls = checkpoint.Checkpoints.save, train._calls
+  save, calls = Checkpoints.save, train._calls
   monkeypatch.setattr(
-    checkpoint.Checkpoints, 'save', lambda self, state, w: saved.append(int(state.step)) or save(self, state, w)
+    Checkpoints, 'save', lambda self, state, w: saved.append(int(state.step)) or save(self, state, w)
   )
 
   def watched(run, step):
@@ -191,7 +194,9 @@ def test_a_finished_run_keeps_what_it_was_trained_with(reference, monkeypatch):
   monkeypatch.setattr(train, '_machine', lambda run: {'device': 'another', 'jax': '0', 'peak_memory_gib': 9.0})
   train.train(tiny(folder), folder / 'run')
   kept = json.loads((folder / 'run' / 'summary.json').read_text())
-  assert {key: kept[key] for key in records.OF_TRAINING[:4]} == {key: summary[key] for key in records.OF_TRAINING[:4]}
+  assert {key: kept[key] for key in metric_log.OF_TRAINING[:4]} == {
+    key: summary[key] for key in metric_log.OF_TRAINING[:4]
+  }
 
 
 def test_a_finished_run_is_not_trained_again(reference):
@@ -204,7 +209,7 @@ def test_a_finished_run_is_not_trained_again(reference):
 
 def test_what_a_run_leaves_behind(reference):
   folder, summary, losses, _ = reference
-  rows = records.read(folder / 'run')
+  rows = metric_log.read(folder / 'run')
   assert {'step', 'epoch', 'loss', 'tau', 'rate', 'gradient', 'positive', 'images_per_second'} <= rows[0].keys()
   assert rows[0]['tau'] == pytest.approx(0.5)
   assert [row['step'] for row in rows if 'loss' in row] == list(range(1, STEPS + 1))
@@ -217,7 +222,7 @@ def test_what_a_run_leaves_behind(reference):
 def test_every_row_s_metrics_are_means_of_their_window(reference, tmp_path):
   _, _, losses, _ = reference
   train.train(tiny(tmp_path, **{'log.every_steps': 8}), tmp_path / 'run')
-  rows = [row for row in records.read(tmp_path / 'run') if 'loss' in row]
+  rows = [row for row in metric_log.read(tmp_path / 'run') if 'loss' in row]
   assert [row['step'] for row in rows] == [8, 16, 20]
   np.testing.assert_allclose(
     [row['loss'] for row in rows], [np.mean(losses[:8]), np.mean(losses[8:16]), np.mean(losses[16:])], rtol=1e-6
@@ -230,7 +235,7 @@ def test_a_row_that_an_interruption_cut_in_two_is_whole(reference, tmp_path):
   with asked_to_stop_at(5), pytest.raises(train.Interrupted):
     train.train(chosen, tmp_path / 'run')
   train.train(chosen, tmp_path / 'run')
-  first = next(row for row in records.read(tmp_path / 'run') if 'loss' in row)
+  first = next(row for row in metric_log.read(tmp_path / 'run') if 'loss' in row)
   assert (first['step'], first['loss']) == (8, pytest.approx(np.mean(losses[:8]), rel=1e-6))
 
 
@@ -257,7 +262,7 @@ def test_a_workdir_without_a_checkpoint_is_free(tmp_path):
 
 def test_half_a_checkpoint_is_none(tmp_path):
   (tmp_path / 'checkpoints' / '2.orbax-checkpoint-tmp-1').mkdir(parents=True)
-  assert not checkpoint.saved(tmp_path)
+  assert not files.saved(tmp_path)
 
 
 def test_the_last_step_is_saved_before_it_is_judged(tmp_path, monkeypatch):
@@ -270,14 +275,14 @@ def test_the_last_step_is_saved_before_it_is_judged(tmp_path, monkeypatch):
   assert [path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()] == ['2']
   for _ in range(2):  # the same command judges it, and writes that down once
     summary = train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
-    judged = [row for row in records.read(tmp_path / 'run') if 'knn5' in row]
+    judged = [row for row in metric_log.read(tmp_path / 'run') if 'knn5' in row]
     assert judged == [{'step': 2, 'knn5': summary['knn5']}]
 
 
 def test_a_checkpoint_of_another_config_is_refused_wherever_it_lies(reference):
   folder, *_ = reference
-  prepared = run.prepare(tiny(folder, **{'temperature.tau': 0.4}))
-  checkpoints = checkpoint.Checkpoints(folder / 'run', prepared.identity)
+  prepared = builder.prepare(tiny(folder, **{'temperature.tau': 0.4}))
+  checkpoints = Checkpoints(folder / 'run', prepared.identity)
   with pytest.raises(ValueError, match=r'is of another config \(temperature.tau = 0.4 here, 0.5 there\)'):
     checkpoints.restore(prepared.initial_state())
   checkpoints.close()
@@ -294,35 +299,35 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
 
 def test_a_workdir_is_one_process_s(tmp_path):
-  with checkpoint.alone(tmp_path / 'run'):
+  with files.alone(tmp_path / 'run'):
     message = r'is being trained in by another process: wait, or give another'
     with pytest.raises(ValueError, match=message):
       train.train(tiny(tmp_path), tmp_path / 'run')
     assert not list((tmp_path / 'run').iterdir())
-  with checkpoint.alone(tmp_path / 'run'):
+  with files.alone(tmp_path / 'run'):
     pass
 
 
 def test_a_damaged_line_of_numbers_is_named_and_a_cut_one_is_not_a_row(tmp_path):
   file = tmp_path / 'metrics.jsonl'
   file.write_text('{"step": 1}\n{"step": 2}\n{"ste')
-  assert records.read(tmp_path) == [{'step': 1}, {'step': 2}]
+  assert metric_log.read(tmp_path) == [{'step': 1}, {'step': 2}]
   for line in ('{"st', '5', '{"epoch": 1}', '\xff'):
     file.write_bytes(b'{"step": 1}\n' + line.encode('latin-1') + b'\n{"step": 3}\n')
     with pytest.raises(ValueError, match=r'^line 2 of .*metrics.jsonl is no row of numbers by step: mend it'):
-      records.read(tmp_path)
+      metric_log.read(tmp_path)
 
 
 def test_a_damaged_config_is_named(tmp_path):
   for text in ('', '[]'):
     (tmp_path / 'config.json').write_text(text)
     with pytest.raises(ValueError, match=r'config.json cannot be read \(.*\): mend it, or remove it'):
-      checkpoint.read_config(tmp_path)
+      files.read_config(tmp_path)
 
 
 def test_what_is_left_of_a_run_is_told_at_the_pace_of_the_row(tmp_path, monkeypatch):
   told = []
-  monkeypatch.setattr(records.Plain, 'show', lambda self, *given: told.append(given))
+  monkeypatch.setattr(metric_log.Plain, 'show', lambda self, *given: told.append(given))
   train.train(tiny(tmp_path, steps=4, **{'eval.k': (), 'parallel.steps_per_call': 2}), tmp_path / 'run')
   assert [step for step, *_ in told] == [1, 2, 3, 4]  # two rows a call
   for step, row, left in told:
@@ -333,8 +338,8 @@ def test_a_run_that_diverges_stops_and_names_the_last_good_checkpoint(tmp_path):
   chosen = tiny(tmp_path, **{'optimizer.learning_rate': 1e18, 'checkpoint.every_steps': 1})
   with pytest.raises(train.Diverged, match=r'not finite at step \d+; the last good checkpoint is step \d'):
     train.train(chosen, tmp_path / 'run')
-  prepared = run.prepare(chosen)
-  checkpoints = checkpoint.Checkpoints(tmp_path / 'run', prepared.identity)
+  prepared = builder.prepare(chosen)
+  checkpoints = Checkpoints(tmp_path / 'run', prepared.identity)
   kept = checkpoints.restore(prepared.initial_state())
   checkpoints.close()
   chex.assert_tree_all_finite(kept.params)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from experiments import tables
 from experiments.behaviour.sweep import SWEEP, TAUS
-from ssl_jax.figures import COLOURS, INK, MARKS, style, svg
+from ssl_jax.reporting.figures import COLOURS, INK, MARKS, style, svg
 
 FOLDER = pathlib.Path(__file__).parent
 NAMES = {'linear': 'accuracy', 'projector/uniformity': 'uniformity', 'projector/same_label_similarity': 'tolerance'}

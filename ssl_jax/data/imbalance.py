@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ssl_jax.names import nearest
+from ssl_jax.registry import nearest
 
 
 def exponential_tail(labels, ratio, n_max=None, *, seed):

@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ssl_jax.data import classes
-from ssl_jax.names import nearest
+from ssl_jax.registry import nearest
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)  # Pillow's

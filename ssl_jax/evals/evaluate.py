@@ -11,14 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from ssl_jax import checkpoint, probe, records
 from ssl_jax.config import flatten, relevant
-from ssl_jax.data import contact_sheet, sources
-from ssl_jax.evals import check, features, finetune, judge, knn, linear, metrics, sts
-from ssl_jax.run import Run, augments_of, of_text, prepare, stored_size
-from ssl_jax.state import State
-from ssl_jax.step import example_keys, make_views
+from ssl_jax.data import sources
+from ssl_jax.evals import check, features, finetune, from_features, knn, linear, metrics, sts
+from ssl_jax.reporting import contact_sheet
+from ssl_jax.run import online_probe
+from ssl_jax.run.builder import Run, augments_of, of_text, prepare, stored_size
+from ssl_jax.run.state import State
+from ssl_jax.run.update import example_keys, make_views
 from ssl_jax.temperature import Temperature
+from ssl_jax.workdir import files, metric_log
+from ssl_jax.workdir.checkpoints import Checkpoints
 
 # What an .npz file of features holds.
 KEYS = ('train_features', 'train_labels', 'test_features', 'test_labels')
@@ -58,7 +61,7 @@ class Evaluator:
 
   def spaces(
     self, state: State, *, layers: tuple[str, ...] = features.LAYERS, views: bool = False
-  ) -> tuple[dict[str, judge.Space], judge.Labels]:
+  ) -> tuple[dict[str, from_features.Space], from_features.Labels]:
     """Features of all images and, where asked for, of views of some; the state is on devices."""
     return self._spaces(self._extract(*state.evaluated, layers=layers, views=views))
 
@@ -76,11 +79,11 @@ class Evaluator:
     found = self._accuracy(judged.train, labels.train, judged.test, labels.test)
     if self.run.probe and not choice.data.name:  # it knows the classes it was trained on
       weights = unreplicate(state.extra['probe']['weights'])
-      guessed = np.asarray(probe.scores(weights, spaces['backbone'].test)).argmax(axis=1)
+      guessed = np.asarray(online_probe.scores(weights, spaces['backbone'].test)).argmax(axis=1)
       found['probe'] = 100 * float(np.mean(guessed == labels.test))
     if choice.measures:
       tau = self._tau(*unreplicate((state.step, state.params.get('temperature', {}))))
-      measured = judge.measures_of(spaces, labels, tau)
+      measured = from_features.measures_of(spaces, labels, tau)
       found |= {f'{layer}/{name}': x for layer, numbers in measured.items() for name, x in numbers.items()}
     return found
 
@@ -97,7 +100,9 @@ class Evaluator:
     raw = {f'{name}_pixels': value for name, value in self._accuracy(*pixels).items()}
     return untrained | raw
 
-  def all_features(self, state: State, folder: pathlib.Path) -> tuple[dict[str, judge.Space], judge.Labels]:
+  def all_features(
+    self, state: State, folder: pathlib.Path
+  ) -> tuple[dict[str, from_features.Space], from_features.Labels]:
     """The same with views, kept in `folder`; the state is a host's."""
     config, devices = self.run.config, self.run.devices
     settings = {k: v for k, v in flatten(config).items() if k.split('.')[0] in FEATURES and k != 'data.path'}
@@ -153,16 +158,16 @@ class Evaluator:
     chosen = np.random.default_rng(config.seed).permutation(len(readable))[: config.eval.view_images]
     return self.run.test.subset(readable[np.sort(chosen)])
 
-  def _spaces(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, judge.Space], judge.Labels]:
+  def _spaces(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, from_features.Space], from_features.Labels]:
     views = lambda layer: (np.moveaxis(arrays[f'{name}_{layer}'], 1, 0) for name in ('views', 'partners'))
     viewed = 'views_labels' in arrays
     spaces = {
-      layer: judge.Space(arrays[f'train_{layer}'], arrays[f'test_{layer}'], *(views(layer) if viewed else ()))
+      layer: from_features.Space(arrays[f'train_{layer}'], arrays[f'test_{layer}'], *(views(layer) if viewed else ()))
       for layer in features.LAYERS
       if f'train_{layer}' in arrays
     }
     labels = (arrays.get(f'{name}_labels') for name in ('train', 'test', 'views'))
-    return spaces, judge.Labels(*labels, self.run.known.class_names)
+    return spaces, from_features.Labels(*labels, self.run.known.class_names)
 
   def _tau(self, step, params) -> Temperature | None:
     """The temperature of the loss, a number or a function of the similarity."""
@@ -177,7 +182,7 @@ class Evaluator:
     spaces, labels = self.all_features(state, workdir / 'features')
     say(', '.join(filter(None, ['kNN' * bool(choice.k), choice.linear and f'linear ({choice.linear})', 'measures'])))
     tau = self._tau(state.step, state.params.get('temperature', {}))
-    numbers, arrays = judge.judge(spaces, labels, choice, temperature=tau)
+    numbers, arrays = from_features.judge(spaces, labels, choice, temperature=tau)
     judged = spaces[choice.features]
     arrays |= self.neighbours(judged.train, judged.test, labels.test)
     if choice.finetune:
@@ -194,7 +199,7 @@ class Evaluator:
     if run.config.data.broken == 'skip':
       results['broken_images_skipped'] = {part: len(source.skipped) for part, source in self.sources.items()}
     other = run.config.eval.data.name  # the run's own evaluation, and its report, stay
-    records.write_evaluation(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
+    metric_log.write_evaluation(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
     return results
 
   def neighbours(self, bank, queries, labels, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
@@ -239,18 +244,18 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
   if config.eval.file:
     return evaluate_features(config.eval.file, workdir, config.eval)
   if not config.init:
-    checkpoint.read_config(workdir)
-  run = prepare(config, resumed=checkpoint.saved(workdir), trains=False)
+    files.read_config(workdir)
+  run = prepare(config, resumed=files.saved(workdir), trains=False)
   evaluator = evaluator_of(run)
-  workdir = checkpoint.check(workdir, config.to_dict())
-  checkpoints = checkpoint.Checkpoints(workdir, run.identity)
+  workdir = files.check(workdir, config.to_dict())
+  checkpoints = Checkpoints(workdir, run.identity)
   state = run.initial_state()
   if checkpoints.latest() is not None:
     state = checkpoints.restore(state)
   elif not config.init:
     raise ValueError(f'--workdir={str(workdir)!r} has no checkpoint yet: train first')
   else:  # it says what was judged
-    checkpoint.claim(workdir, config.to_dict())
+    files.claim(workdir, config.to_dict())
   checkpoints.close()
   return evaluator.judge(state, workdir)
 
@@ -311,13 +316,13 @@ def evaluate_features(path: str, workdir: str, settings: Mapping) -> dict:
       raise ValueError(f'eval.file = {str(path)!r} cannot be read ({error}): store plain numbers') from error
   known, asked = 'eval.file: train_features', 'eval.file: test_features'
   check.same_width(asked, check.features(asked, test), known, check.features(known, train))
-  workdir = checkpoint.writable(workdir)
+  workdir = files.writable(workdir)
   _check_k(settings['k'], len(train), 'features')
   name = settings['features']
-  labels = judge.Labels(train_labels, test_labels)
-  numbers, arrays = judge.judge({name: judge.Space(train, test)}, labels, settings)
+  labels = from_features.Labels(train_labels, test_labels)
+  numbers, arrays = from_features.judge({name: from_features.Space(train, test)}, labels, settings)
   results = {'file': file.name, **numbers}
-  records.write_evaluation(workdir, results, arrays, file.name)
+  metric_log.write_evaluation(workdir, results, arrays, file.name)
   return results
 
 
@@ -330,7 +335,7 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
     raise ValueError("data.source = 'text' has no pictures: --mode=views is for images")
   run = prepare(config, trains=False)
   augments, *_ = augments_of(config, on_device=True)  # the crops of the device and of the host follow one distribution
-  folder = checkpoint.writable(workdir)
+  folder = files.writable(workdir)
   images = min(images, len(run.train))
   chosen = np.arange(images) * (len(run.train) // images)
   originals, _ = features.squares(run.train, chosen, config.data.image_size)

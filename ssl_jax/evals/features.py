@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 
 from ssl_jax.data import sources
 from ssl_jax.methods import Method
-from ssl_jax.parallel import Devices
-from ssl_jax.step import Augment, example_keys, make_views
+from ssl_jax.run.devices import Devices
+from ssl_jax.run.update import Augment, example_keys, make_views
 
 
 def shown(config: ConfigDict) -> int:

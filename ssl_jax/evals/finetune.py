@@ -18,11 +18,11 @@ from ml_collections import ConfigDict
 
 from ssl_jax.data import pipeline
 from ssl_jax.evals import check, features, linear
-from ssl_jax.evals.tally import classes_before, mean_and_spread
-from ssl_jax.parallel import AXIS
-from ssl_jax.run import Run, augments_of, fits, host_batches, stored_size
-from ssl_jax.state import State
-from ssl_jax.step import example_keys, scan_update
+from ssl_jax.evals.scoring import classes_before, mean_and_spread
+from ssl_jax.run.builder import Run, augments_of, fits, host_batches, stored_size
+from ssl_jax.run.devices import AXIS
+from ssl_jax.run.state import State
+from ssl_jax.run.update import example_keys, scan_update
 
 # dystress A.2, for several classes; momentum 0.9 and no decay are our choice. Class weights come with it.
 FULL = linear.Protocol('dystress A.2', 'sgd', 0.1, 128, 50, (30, 40), 0.1)

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.evals import blocks, check
-from ssl_jax.evals.tally import classes_before
+from ssl_jax.evals import check, row_blocks
+from ssl_jax.evals.scoring import classes_before
 
 # The squared distance that float32 rounding leaves between equal unit vectors: no distance is taken to be smaller.
 SMALLEST_SQUARED_DISTANCE = 1e-6
@@ -61,21 +61,23 @@ def _vote(similarities, labels, temperature, k, vote, num_classes):
 
 @functools.partial(jax.jit, static_argnames=('k', 'block'))
 def _neighbours(bank, queries, *, k, block):
-  bank = blocks.unit(bank)
-  return blocks.map_rows(lambda rows: top_k(blocks.similarities(blocks.unit(rows), bank), k), block, queries)
+  bank = row_blocks.unit(bank)
+  return row_blocks.map_rows(
+    lambda rows: top_k(row_blocks.similarities(row_blocks.unit(rows), bank), k), block, queries
+  )
 
 
 @functools.partial(jax.jit, static_argnames=('k', 'vote', 'num_classes', 'block'))
 def _classify(bank, bank_labels, queries, temperature, *, k, vote, num_classes, block):
-  bank = blocks.unit(bank)
+  bank = row_blocks.unit(bank)
 
   def scores(rows):
-    similarities, indices = top_k(blocks.similarities(blocks.unit(rows), bank), k[-1])
+    similarities, indices = top_k(row_blocks.similarities(row_blocks.unit(rows), bank), k[-1])
     # XLA would fuse the search into the vote, and on a CPU do it again for each class: three times the time.
     similarities, labels = jax.lax.optimization_barrier((similarities, bank_labels[indices]))
     return _vote(similarities, labels, temperature, k, vote, num_classes)
 
-  return blocks.map_rows(scores, block, queries)
+  return row_blocks.map_rows(scores, block, queries)
 
 
 def _inputs(bank, queries, k):
@@ -90,7 +92,7 @@ def _inputs(bank, queries, k):
 def neighbours(bank, queries, k: int, *, block: int | None = None):
   """The k most similar of the bank, nearest first.  [n, d], [q, d] -> indices [q, k], cosine similarities [q, k]"""
   bank, queries = _inputs(bank, queries, k)
-  block = block or blocks.rows(len(queries), len(bank))
+  block = block or row_blocks.rows(len(queries), len(bank))
   similarities, indices = _neighbours(bank, queries, k=k, block=block)
   return np.asarray(indices), np.asarray(similarities)
 
@@ -129,7 +131,7 @@ def classify(
   num_classes = num_classes or int(bank_labels.max()) + 1
   if num_classes <= bank_labels.max():
     raise ValueError(f'num_classes: {num_classes}, expected more than {bank_labels.max()}, the largest bank label')
-  block = block or blocks.rows(len(queries), max(len(bank), k[-1] * num_classes))
+  block = block or row_blocks.rows(len(queries), max(len(bank), k[-1] * num_classes))
   scores = _classify(
     bank, jnp.asarray(bank_labels), queries, temperature, k=k, vote=vote, num_classes=num_classes, block=block
   )

@@ -16,8 +16,8 @@ import optax
 import scipy.linalg
 
 from ssl_jax.evals import check
-from ssl_jax.evals.tally import classes_before, mean_and_spread
-from ssl_jax.optim import for_strict_promotion
+from ssl_jax.evals.scoring import classes_before, mean_and_spread
+from ssl_jax.run.optimizers import for_strict_promotion
 
 HIGHEST = jax.lax.Precision.HIGHEST
 

@@ -15,7 +15,7 @@ import numpy as np
 import scipy.linalg
 
 from ssl_jax import losses
-from ssl_jax.evals import blocks, check, knn
+from ssl_jax.evals import check, knn, row_blocks
 from ssl_jax.temperature import Temperature
 
 
@@ -48,13 +48,13 @@ def _others(index, n):
 
 @functools.partial(jax.jit, static_argnames='block')
 def _uniformity(x, t, *, block):
-  x, n = blocks.unit(x), len(x)
+  x, n = row_blocks.unit(x), len(x)
 
   def row(query, index):
-    kernel = jnp.exp(t * (2 * blocks.similarities(query, x) - 2))
+    kernel = jnp.exp(t * (2 * row_blocks.similarities(query, x) - 2))
     return jnp.where(_others(index, n), kernel, 0.0).sum(axis=1)
 
-  return blocks.map_rows(row, block, x, jnp.arange(n))
+  return row_blocks.map_rows(row, block, x, jnp.arange(n))
 
 
 def uniformity(x, *, t: float = 2.0, block: int | None = None) -> float:
@@ -63,12 +63,12 @@ def uniformity(x, *, t: float = 2.0, block: int | None = None) -> float:
   n = len(x)
   if n < 2:
     raise ValueError(f'features: {n} example, expected at least 2 to have a pair')
-  return math.log(_mean(_uniformity(x, t, block=block or blocks.rows(n, n))) / (n - 1))
+  return math.log(_mean(_uniformity(x, t, block=block or row_blocks.rows(n, n))) / (n - 1))
 
 
 @jax.jit
 def _alignment(views):
-  views = blocks.unit(views)
+  views = row_blocks.unit(views)
   return jnp.square(views - views.mean(axis=0, keepdims=True)).sum(axis=(0, 2)) * (2 / (len(views) - 1))
 
 
@@ -95,7 +95,7 @@ def _class_sums(x, labels, *, num_classes, block):
     counted = first + jnp.arange(block) < start
     labels_ = jnp.where(counted, -1, jax.lax.dynamic_slice_in_dim(labels, first, block))
     member = jax.nn.one_hot(labels_, num_classes, axis=0)
-    return total + blocks.similarities(member, jax.lax.dynamic_slice_in_dim(x, first, block).T), None
+    return total + row_blocks.similarities(member, jax.lax.dynamic_slice_in_dim(x, first, block).T), None
 
   return jax.lax.scan(add, jnp.zeros((num_classes, d)), starts)[0]
 
@@ -104,7 +104,7 @@ def _class_means(x, labels):
   """Of the classes that occur, numbered from 0.  [n, d], [n] -> means [c, d], the class of each row [n], counts [c]"""
   _, labels, counts = np.unique(labels, return_inverse=True, return_counts=True)
   labels = labels.astype(np.int32)
-  size = blocks.rows(len(x), max(len(counts), x.shape[1]))
+  size = row_blocks.rows(len(x), max(len(counts), x.shape[1]))
   sums = _class_sums(x, jnp.asarray(labels), num_classes=len(counts), block=size)
   return sums / jnp.asarray(counts, jnp.float32)[:, None], labels, counts
 
@@ -113,7 +113,7 @@ def _same_label_sum(x, labels):
   """Sum of the similarities of all ordered same-label pairs, Σ_c ‖Σ x‖² − Σ‖x‖², and the number of these pairs."""
   x = check.features('features', x)
   labels = check.labels('labels', labels, len(x), classes=1)
-  x = blocks.unit(x)
+  x = row_blocks.unit(x)
   means, _, counts = _class_means(x, labels)
   squares = np.sum(np.square(np.asarray(means, np.float64)), axis=1)
   own = float(np.sum(np.square(np.asarray(jnp.linalg.norm(x, axis=1), np.float64))))
@@ -140,7 +140,7 @@ def same_label_similarity(x, labels) -> float:
 def inter_class_uniformity(x, labels, *, t: float = 2.0) -> float:
   """log E exp(−t‖μ − μ′‖²) over pairs of class centroids, each the mean of unit features (dystress Eq. 18)."""
   x = check.features('features', x)
-  means, _, counts = _class_means(blocks.unit(x), check.labels('labels', labels, len(x)))
+  means, _, counts = _class_means(row_blocks.unit(x), check.labels('labels', labels, len(x)))
   means = np.asarray(means, np.float64)
   squares = np.sum(means**2, axis=1)
   distances = np.maximum(squares[:, None] + squares[None, :] - 2 * means @ means.T, 0)
@@ -152,7 +152,7 @@ def prototype_bias(views, labels) -> float:
   """Prototype representation bias: E‖μ_y − μ̃‖, μ̃ the mean of an image's views, μ_y of its class (supervised Eq. 16)."""
   views = _views('views', views)
   labels = check.labels('labels', labels, views.shape[1], classes=1)
-  surrogate = blocks.unit(views).mean(axis=0)
+  surrogate = row_blocks.unit(views).mean(axis=0)
   means, labels, _ = _class_means(surrogate, labels)
   return _mean(jnp.linalg.norm(means[jnp.asarray(labels)] - surrogate, axis=1))
 
@@ -167,7 +167,7 @@ def prototype_bias_sampled(views, partners) -> float:
   views, partners = _views('views', views), _views('partners', partners)
   if views.shape != partners.shape:
     raise ValueError(f'partners: shape {partners.shape}, expected {views.shape} as the views')
-  return _mean(jnp.linalg.norm(blocks.unit(partners) - blocks.unit(views), axis=2))
+  return _mean(jnp.linalg.norm(row_blocks.unit(partners) - row_blocks.unit(views), axis=2))
 
 
 def same_label_partners(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -183,9 +183,9 @@ def same_label_partners(labels: np.ndarray, rng: np.random.Generator) -> np.ndar
 
 @jax.jit
 def _attracting_gap(query, views):
-  query, prototype = blocks.unit(query), blocks.unit(views).mean(axis=0)
+  query, prototype = row_blocks.unit(query), row_blocks.unit(views).mean(axis=0)
   # RHS − LHS = −E s(q, f(T)) + s(q, E f(T))
-  return jnp.sum(query * blocks.unit(prototype), axis=1) - jnp.sum(query * prototype, axis=1)
+  return jnp.sum(query * row_blocks.unit(prototype), axis=1) - jnp.sum(query * prototype, axis=1)
 
 
 def attracting_gap(query, views) -> float:
@@ -203,17 +203,19 @@ def attracting_gap(query, views) -> float:
 
 @functools.partial(jax.jit, static_argnames='block')
 def _repelling_gap(query, query_class, bank, log_weight, prototypes, nu, alpha, *, block):
-  bank, directions = blocks.unit(bank), blocks.unit(prototypes)
+  bank, directions = row_blocks.unit(bank), row_blocks.unit(prototypes)
 
   def row(q, label):
-    q = blocks.unit(q)
-    to_prototypes = blocks.similarities(q, directions)
+    q = row_blocks.unit(q)
+    to_prototypes = row_blocks.similarities(q, directions)
     own = label[:, None] == jnp.arange(len(directions))[None, :]
     left = jnp.where(own, -jnp.inf, to_prototypes).max(axis=1)
-    right = jax.nn.logsumexp(alpha * blocks.similarities(q, bank) + log_weight[None, :], axis=1) / (nu[label] * alpha)
+    right = jax.nn.logsumexp(alpha * row_blocks.similarities(q, bank) + log_weight[None, :], axis=1) / (
+      nu[label] * alpha
+    )
     return right - left
 
-  return blocks.map_rows(row, block, query, query_class)
+  return row_blocks.map_rows(row, block, query, query_class)
 
 
 def repelling_gap(query, query_labels, bank, bank_labels, *, alpha: float = 2.0, block: int | None = None) -> float:
@@ -232,7 +234,7 @@ def repelling_gap(query, query_labels, bank, bank_labels, *, alpha: float = 2.0,
   bank_labels = check.labels('bank_labels', bank_labels, len(bank))
   query_labels = check.labels('query_labels', query_labels, len(query), classes=1)
   check.seen('query_labels', query_labels, 'bank_labels', bank_labels)
-  prototypes, classes, counts = _class_means(blocks.unit(bank), bank_labels)
+  prototypes, classes, counts = _class_means(row_blocks.unit(bank), bank_labels)
   lengths = np.linalg.norm(np.asarray(prototypes), axis=1)
   # ν of a class is the least length of the others: the least of all, or the second least for the class that has it.
   smallest, second = np.sort(lengths)[:2]
@@ -246,7 +248,7 @@ def repelling_gap(query, query_labels, bank, bank_labels, *, alpha: float = 2.0,
       prototypes,
       jnp.asarray(nu, jnp.float32),
       alpha,
-      block=block or blocks.rows(len(query), len(bank)),
+      block=block or row_blocks.rows(len(query), len(bank)),
     )
   )
 
@@ -261,12 +263,12 @@ def _argument(temperature):
 
 @functools.partial(jax.jit, static_argnames='block')
 def _penalty_entropy(x, temperature, *, block):
-  x, n = blocks.unit(x), len(x)
+  x, n = row_blocks.unit(x), len(x)
 
   def row(query, index):
-    return losses.penalty_entropy(blocks.similarities(query, x), temperature, _others(index, n))
+    return losses.penalty_entropy(row_blocks.similarities(query, x), temperature, _others(index, n))
 
-  return blocks.map_rows(row, block, x, jnp.arange(n))
+  return row_blocks.map_rows(row, block, x, jnp.arange(n))
 
 
 def penalty_entropy(x, temperature: Temperature, *, block: int | None = None) -> float:
@@ -281,16 +283,16 @@ def penalty_entropy(x, temperature: Temperature, *, block: int | None = None) ->
   n = len(x)
   if n < 3:
     raise ValueError(f'features: {n} examples, expected at least 3 to have two negatives')
-  return _mean(_penalty_entropy(x, _argument(temperature), block=block or blocks.rows(n, n)))
+  return _mean(_penalty_entropy(x, _argument(temperature), block=block or row_blocks.rows(n, n)))
 
 
 @functools.partial(jax.jit, static_argnames='batch')
 def _conditional_entropy(x, t_neg, *, batch):
   n = len(x) // batch * batch
-  x = blocks.unit(x[:n]).reshape(-1, batch, x.shape[1])
+  x = row_blocks.unit(x[:n]).reshape(-1, batch, x.shape[1])
   where = _others(jnp.arange(batch), batch)
   # ‖x − x⁻‖² = 2 − 2s: π⁻ is the penalty distribution of temperature 1 / (2 t⁻).
-  return jax.lax.map(lambda z: losses.penalty_entropy(blocks.similarities(z, z), 0.5 / t_neg, where), x)
+  return jax.lax.map(lambda z: losses.penalty_entropy(row_blocks.similarities(z, z), 0.5 / t_neg, where), x)
 
 
 def conditional_entropy(x, *, t_neg: float = 2.0, batch: int = 768) -> float:
@@ -308,14 +310,14 @@ def conditional_entropy(x, *, t_neg: float = 2.0, batch: int = 768) -> float:
 
 @functools.partial(jax.jit, static_argnames=('k', 'block'))
 def _local_separation(anchors, positives, *, k, block):
-  positives, n = blocks.unit(positives), len(anchors)
+  positives, n = row_blocks.unit(positives), len(anchors)
 
   def row(anchor, index):
-    s = blocks.similarities(blocks.unit(anchor), positives)
+    s = row_blocks.similarities(row_blocks.unit(anchor), positives)
     own = jnp.take_along_axis(s, index[:, None], axis=1)
     return jnp.concatenate([own, knn.top_k(jnp.where(_others(index, n), s, -jnp.inf), k)[0]], axis=1)
 
-  return blocks.map_rows(row, block, anchors, jnp.arange(n))
+  return row_blocks.map_rows(row, block, anchors, jnp.arange(n))
 
 
 def local_separation(anchors, positives, *, k: int = 10, block: int | None = None) -> np.ndarray:
@@ -331,7 +333,7 @@ def local_separation(anchors, positives, *, k: int = 10, block: int | None = Non
   n = len(anchors)
   if not 1 <= k < n:
     raise ValueError(f'k: {k}, expected 1 to {n - 1}, the number of negatives of an example')
-  return np.asarray(_local_separation(anchors, positives, k=k, block=block or blocks.rows(n, n)))
+  return np.asarray(_local_separation(anchors, positives, k=k, block=block or row_blocks.rows(n, n)))
 
 
 def _bins(s, bins):
@@ -347,15 +349,15 @@ def _count(index, weights, bins):
 
 @functools.partial(jax.jit, static_argnames=('bins', 'block'))
 def _similarity_histograms(anchors, positives, labels, *, bins, block):
-  positives, n = blocks.unit(positives), len(anchors)
+  positives, n = row_blocks.unit(positives), len(anchors)
 
   def row(anchor, label, index):
     same = label[:, None] == labels[None, :]
     group = jnp.where(_others(index, n), jnp.where(same, 1, 2), 0)
-    s = blocks.similarities(blocks.unit(anchor), positives)
+    s = row_blocks.similarities(row_blocks.unit(anchor), positives)
     return _count(group * bins + _bins(s, bins), jnp.ones_like(group), 3 * bins)
 
-  return blocks.map_rows(row, block, anchors, labels, jnp.arange(n))
+  return row_blocks.map_rows(row, block, anchors, labels, jnp.arange(n))
 
 
 def similarity_histograms(anchors, positives, labels, *, bins: int = 100, block: int | None = None) -> dict:
@@ -372,7 +374,7 @@ def similarity_histograms(anchors, positives, labels, *, bins: int = 100, block:
   n = len(anchors)
   labels = check.labels('labels', labels, n, classes=1)
   counts = _similarity_histograms(
-    anchors, positives, jnp.asarray(labels), bins=bins, block=block or blocks.rows(n, max(n, 3 * bins))
+    anchors, positives, jnp.asarray(labels), bins=bins, block=block or row_blocks.rows(n, max(n, 3 * bins))
   )
   counts = np.asarray(counts).sum(axis=0, dtype=np.int64).reshape(3, bins)
   return {'edges': np.linspace(-1, 1, bins + 1), **dict(zip(('TP', 'FN', 'TN'), counts, strict=True))}
@@ -380,15 +382,15 @@ def similarity_histograms(anchors, positives, labels, *, bins: int = 100, block:
 
 @functools.partial(jax.jit, static_argnames=('bins', 'block'))
 def _penalty_distribution(x, temperature, *, bins, block):
-  x, n = blocks.unit(x), len(x)
+  x, n = row_blocks.unit(x), len(x)
 
   def row(query, index):
-    s = blocks.similarities(query, x)
+    s = row_blocks.similarities(query, x)
     r = losses.penalties(s, temperature, _others(index, n))
     # Fixed point, 2⁻³⁰ a unit: see `_count`.
     return _count(_bins(s, bins), jnp.round(r * 2.0**30).astype(jnp.int32), bins)
 
-  return blocks.map_rows(row, block, x, jnp.arange(n))
+  return row_blocks.map_rows(row, block, x, jnp.arange(n))
 
 
 def penalty_distribution(x, temperature: Temperature, *, bins: int = 100, block: int | None = None) -> dict:
@@ -401,7 +403,7 @@ def penalty_distribution(x, temperature: Temperature, *, bins: int = 100, block:
   n = len(x)
   if n < 2:
     raise ValueError(f'features: {n} example, expected at least 2 to have a negative')
-  block = block or blocks.rows(n, max(n, bins))
+  block = block or row_blocks.rows(n, max(n, bins))
   shares = _penalty_distribution(x, _argument(temperature), bins=bins, block=block)
   return {
     'edges': np.linspace(-1, 1, bins + 1),

@@ -9,13 +9,13 @@ import jax
 import numpy as np
 from scipy.stats import rankdata
 
-from ssl_jax import records
-from ssl_jax.checkpoint import write_text
 from ssl_jax.config import relevant
 from ssl_jax.data.sentences import PAD, Sentences
 from ssl_jax.evals import features, knn, metrics
-from ssl_jax.run import Run
-from ssl_jax.state import State
+from ssl_jax.run.builder import Run
+from ssl_jax.run.state import State
+from ssl_jax.workdir import metric_log
+from ssl_jax.workdir.files import write_text
 
 ALIKE = 4.0  # the score, of 5, from which a pair counts as two ways to say the same (Gao et al. 2021)
 MEASURED = 'stsb'  # the set whose sentences alignment and uniformity are of, where it is there
@@ -112,7 +112,7 @@ class Evaluator:
       'images': {'train': len(self.run.train), 'test': len(self._place)},  # sentences
       'measures': {layer: self._measures(x) for layer, x in found.items()} if MEASURED in self.pairs else {},
     }
-    records.write_evaluation(workdir, results, {}, f'step {results["step"]}')
+    metric_log.write_evaluation(workdir, results, {}, f'step {results["step"]}')
     return results
 
   def draw_neighbours(self, path: pathlib.Path, rows: int = 10, per_row: int = 3) -> None:

@@ -1,32 +1,28 @@
 """Contrastive losses as functions of similarities.
 
-Each has the form `loss(pos, neg, ..., *, where=None) -> [Q]`, one value a query:
+Each has the form `loss(pos, neg, ..., *, where=None) -> [Q]`, one value per query:
 
 - `pos` `[Q, K]` or `[Q]`: similarities of each query with its K positives;
 - `neg` `[Q, M]`: similarities with its negatives;
-- `where` `[Q, M]`: False where `neg` is no negative;
+- `where` `[Q, M]`: False where `neg` is not a negative;
 - `temperature`, of the losses that have one: any `ssl_jax.temperature.Temperature`.
 
-`ssl_jax.pairs` makes the first three from embeddings, or makes `neg` and `where` `pairs.Blocks`, with which a loss and
-its gradient are the same and hold no [Q, M]. The mean over the queries is the loss of the paper. A loss whose
-paper has one positive a query is, with K > 1, the mean over the K positives of the loss with that one positive.
+`ssl_jax.pairs` makes the first three from embeddings. It can also make `neg` a `pairs.NegativeBlocks`, which gives the
+same values and gradients without holding `[Q, M]` in memory. The mean over the queries is the loss of the paper. A loss
+whose paper has one positive per query is, for K > 1, the mean over the K positives of the loss with that one positive.
 
 Values are float32 (float64 for float64 similarities), finite down to temperatures of 0.01, with finite gradients. A
 query without negatives is an error where `where` is known; inside jit, where it is not, its value and gradient are 0.
 
-A few losses have a mean over all queries inside of them. They take `axis_name`, and are then exact over devices in the
-sense of `ssl_jax.pairs`: differentiate the mean of this device, then `lax.pmean` the gradients.
+A few losses contain a mean over all queries. They take `axis_name`, and are then exact over devices in the sense of
+`ssl_jax.pairs`: differentiate the mean of this device, then `lax.pmean` the gradients.
 
-The equations are those of "behaviour" (Wang & Liu 2021), "dystress" (Manna et al. 2024), "cacr" (Zheng et al. 2024),
-"supervised" (Understanding self-supervised contrastive learning through supervised objectives, 2025), and of the papers
+Papers: DySTreSS (Manna et al. 2024), Wang & Liu 2021 (Understanding the Behaviour of Contrastive Loss), CACR (Zheng et
+al. 2023) and Lee 2025 (Understanding Self-Supervised Contrastive Learning through Supervised Objectives). Others are
 named in each function.
 """
 
-import functools
-import inspect
 import math
-from collections.abc import Callable
-from typing import Any
 
 import chex
 import jax
@@ -35,56 +31,15 @@ import numpy as np
 
 from ssl_jax import pairs
 from ssl_jax import temperature as temperatures
-from ssl_jax.temperature import Temperature, require, require_positive, scale
+from ssl_jax.arrays import to_float32
+from ssl_jax.losses.base import contrastive_loss, over_negatives
+from ssl_jax.registry import require, require_choice, require_positive
+from ssl_jax.temperature import Temperature, scale
 
 
-def _loss(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-  """What the losses share: the body sees float32 `pos` `[Q, K]`, `neg` and a full `where` `[Q, M]`.
-
-  Of `pairs.Blocks` it sees one block of queries after the other. A loss with a mean over all queries, which takes
-  `axis_name`, sees the `Blocks` as `neg` instead, and `where` None: what it needs of them it asks `_of_negatives` for.
-  """
-  signature = inspect.signature(function)
-
-  def in_blocks(*args, **kwargs):
-    given = signature.bind(*args, **kwargs).arguments
-    blocks = given.pop('neg')
-    by_query = {key: value for key, value in given.items() if np.ndim(value)}  # pos, and a temperature [Q]
-    shared = {key: value for key, value in given.items() if key not in by_query}
-    return blocks.map(lambda neg, where, mine: loss(neg=neg, where=where, **mine, **shared), by_query)
-
-  @functools.wraps(function)
-  def loss(pos, neg, *args, where=None, **kwargs):
-    chex.assert_rank(pos, {1, 2})
-    pos = pairs.to_float32(pos)
-    pos = pos[:, None] if pos.ndim == 1 else pos
-    if isinstance(neg, pairs.Blocks):
-      chex.assert_equal_shape_prefix([pos, neg.queries], 1)
-      if where is not None:
-        raise ValueError(f'where, of shape {where.shape}, beside blocks, which have their own: give None')
-      if 'axis_name' not in signature.parameters:
-        return in_blocks(pos, neg, *args, **kwargs)
-      some = neg.map(lambda _, where: where.any(axis=1))
-      return jnp.where(some, function(pos, neg, *args, where=None, **kwargs), 0)
-    chex.assert_rank(neg, 2)
-    chex.assert_equal_shape_prefix([pos, neg], 1)
-    neg = pairs.to_float32(neg)
-    if 0 in (pos.shape[1], neg.shape[1]):
-      raise ValueError(f'pos, neg = {pos.shape}, {neg.shape} lack columns: give each query a positive and a negative')
-    if where is None:
-      return function(pos, neg, *args, where=jnp.ones(neg.shape, bool), **kwargs)
-    chex.assert_equal_shape([neg, where])
-    if not isinstance(where, jax.core.Tracer) and not (some := np.asarray(where).any(axis=1)).all():
-      raise ValueError(f'where = False for all of query {some.argmin()}: leave out the query or give it a negative')
-    where = jnp.asarray(where, bool)
-    return jnp.where(where.any(axis=1), function(pos, neg, *args, where=where, **kwargs), 0)
-
-  return loss
-
-
-@_loss
+@contrastive_loss()
 def info_nce(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where: jax.Array | None = None) -> jax.Array:
-  """-log(e^(pos/tau) / (e^(pos/tau) + sum e^(neg/tau))) (behaviour Eq. 1, dystress Eq. 1; InfoNCE, NT-Xent).
+  """-log(e^(pos/tau) / (e^(pos/tau) + sum e^(neg/tau))) (Wang & Liu 2021, Eq. 1; DySTreSS, Eq. 1; InfoNCE, NT-Xent).
 
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
@@ -96,6 +51,7 @@ def info_nce(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where:
   return jnp.mean(jax.nn.softplus(negatives[:, None] - scale(pos, temperature)), axis=1)
 
 
+@contrastive_loss()
 def multi_positive(
   pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where: jax.Array | None = None
 ) -> jax.Array:
@@ -109,9 +65,9 @@ def multi_positive(
   return info_nce(pos, neg, temperature, where=where)
 
 
-@_loss
+@contrastive_loss(separable=True)
 def decoupled(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where: jax.Array | None = None) -> jax.Array:
-  """-pos/tau + log sum e^(neg/tau) (DCL, Yeh et al. 2022; supervised Eq. 14).
+  """-pos/tau + log sum e^(neg/tau) (DCL, Yeh et al. 2022; Lee 2025, Eq. 14).
 
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
@@ -121,7 +77,7 @@ def decoupled(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where
   return _logsumexp(scale(neg, temperature), where) - jnp.mean(scale(pos, temperature), axis=1)
 
 
-@_loss
+@contrastive_loss(separable=True)
 def decoupled_weighted(
   pos: jax.Array,
   neg: jax.Array,
@@ -145,9 +101,9 @@ def decoupled_weighted(
   return decoupled(pos, neg, temperature, where=where) - jnp.mean(more * scale(pos, temperature), axis=1)
 
 
-@_loss
+@contrastive_loss(no_temperature='it is linear in the similarities (Wang & Liu 2021, Eq. 3)', separable=True)
 def simple(pos: jax.Array, neg: jax.Array, weight: float = 1.0, *, where: jax.Array | None = None) -> jax.Array:
-  """-pos + weight · sum neg (behaviour Eq. 3).  [Q] or [Q, K], [Q, M] -> [Q]
+  """-pos + weight · sum neg (Wang & Liu 2021, Eq. 3).  [Q] or [Q, K], [Q, M] -> [Q]
 
   >>> print(simple(jnp.array([0.9]), jnp.array([[0.1, -0.2]])))
   [-1.]
@@ -156,11 +112,11 @@ def simple(pos: jax.Array, neg: jax.Array, weight: float = 1.0, *, where: jax.Ar
   return weight * jnp.sum(jnp.where(where, neg, 0), axis=1) - jnp.mean(pos, axis=1)
 
 
-@_loss
+@contrastive_loss()
 def hard(
   pos: jax.Array, neg: jax.Array, temperature: Temperature, fraction: float, *, where: jax.Array | None = None
 ) -> jax.Array:
-  """`info_nce` over the hardest negatives of each query (behaviour Eq. 8-9).
+  """`info_nce` over the hardest negatives of each query (Wang & Liu 2021, Eq. 8-9).
 
   These are the ceil(fraction · M) most similar, M counting the negatives that `where` keeps.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
@@ -172,11 +128,11 @@ def hard(
   return info_nce(pos, hardest, temperature, where=where)
 
 
-@_loss
+@contrastive_loss(no_temperature='it is linear in the similarities (Wang & Liu 2021, Eq. 3)', separable=True)
 def hard_simple(
   pos: jax.Array, neg: jax.Array, fraction: float, weight: float = 1.0, *, where: jax.Array | None = None
 ) -> jax.Array:
-  """`simple` over the hardest negatives of each query, those of `hard` (behaviour, sec. 5.5).
+  """`simple` over the hardest negatives of each query, those of `hard` (Wang & Liu 2021, sec. 5.5).
 
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
@@ -187,9 +143,9 @@ def hard_simple(
   return simple(pos, hardest, weight, where=where)
 
 
-@_loss
+@contrastive_loss(no_temperature='its alpha is 1 / tau', separable=True)
 def balanced(pos: jax.Array, neg: jax.Array, alpha: float, lam: float, *, where: jax.Array | None = None) -> jax.Array:
-  """-pos + lam · log(sum e^(alpha neg)) / alpha (balanced contrastive loss, supervised Eq. 17).
+  """-pos + lam · log(sum e^(alpha neg)) / alpha (balanced contrastive loss, Lee 2025, Eq. 17).
 
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
@@ -200,11 +156,11 @@ def balanced(pos: jax.Array, neg: jax.Array, alpha: float, lam: float, *, where:
   return lam * _logsumexp(alpha * neg, where) / alpha - jnp.mean(pos, axis=1)
 
 
-@_loss
+@contrastive_loss(no_temperature='its alpha is 1 / tau')
 def generalized_nt_xent(
   pos: jax.Array, neg: jax.Array, alpha: float, lam: float, *, where: jax.Array | None = None
 ) -> jax.Array:
-  """-pos + lam · log(e^(alpha pos) + sum e^(alpha neg)) / alpha (supervised, sec. 6).
+  """-pos + lam · log(e^(alpha pos) + sum e^(alpha neg)) / alpha (Lee 2025, sec. 6).
 
   With lam = 1 it is tau · `info_nce` at tau = 1 / alpha. Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
@@ -215,7 +171,9 @@ def generalized_nt_xent(
   return jnp.mean(lam * jnp.logaddexp(alpha * pos, _logsumexp(alpha * neg, where)[:, None]) / alpha - pos, axis=1)
 
 
-@_loss
+@contrastive_loss(
+  no_temperature='it sets its own from tau0, alpha and threshold', cosine_only='it scales tau by the similarity'
+)
 def macl(
   pos: jax.Array,
   neg: jax.Array,
@@ -235,14 +193,14 @@ def macl(
   [1.2355]
   """
   tau = temperatures.macl(pos, tau0=tau0, alpha=alpha, threshold=threshold, axis_name=axis_name)
-  x = _of_negatives(lambda neg, where: _logsumexp(neg / tau, where), neg, where)[:, None] - pos / tau
+  x = over_negatives(lambda neg, where: _logsumexp(neg / tau, where), neg, where)[:, None] - pos / tau
   # -log P = softplus(x) and 1 - P = sigmoid(x), whose quotient is 1 long before both vanish. As softplus' = sigmoid,
   # the gradient of the weighted loss with respect to x is exactly 1.
   value = jax.nn.softplus(y := jnp.maximum(x, -50)) / jax.nn.sigmoid(y)
   return jnp.mean(jax.lax.stop_gradient(value) + (x - jax.lax.stop_gradient(x)), axis=1)
 
 
-@_loss
+@contrastive_loss(cosine_only='it bounds its negatives by e^(-1/tau)')
 def hard_negative(
   pos: jax.Array,
   neg: jax.Array,
@@ -252,7 +210,7 @@ def hard_negative(
   *,
   where: jax.Array | None = None,
 ) -> jax.Array:
-  """-log(e^(pos/tau) / (e^(pos/tau) + G)) (HCL, Robinson et al. 2021; the HN-CL rows of cacr).
+  """-log(e^(pos/tau) / (e^(pos/tau) + G)) (HCL, Robinson et al. 2021; the HN-CL rows of CACR).
 
   G = max(M · (E_w[e^(neg/tau)] - tau_plus · e^(pos/tau)) / (1 - tau_plus), M · e^(-1/tau)), with weights
   w ∝ e^(beta · neg/tau) over the M negatives: beta stresses hard ones, tau_plus is the share of false ones.
@@ -261,8 +219,8 @@ def hard_negative(
   >>> print(hard_negative(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.5, beta=1.0))
   [0.2921]
   """
-  require('beta', beta, lambda x: 0 <= x < math.inf, 'give a beta of 0 or more')
-  require('tau_plus', tau_plus, lambda x: 0 <= x < 1, 'give a tau_plus in [0, 1)')
+  require('beta', beta, lambda x: 0 <= x < math.inf, 'at least 0 and finite')
+  require('tau_plus', tau_plus, lambda x: 0 <= x < 1, 'in [0, 1)')
   p, n = scale(pos, temperature), scale(neg, temperature)
   log_expected = (_logsumexp((1 + beta) * n, where) - _logsumexp(beta * n, where))[:, None]
   # log(E - tau_plus e^p), where the first exceeds the second; elsewhere the floor holds.
@@ -274,7 +232,9 @@ def hard_negative(
   return jnp.mean(jax.nn.softplus(log_count + jnp.where(less, jnp.maximum(debiased, floor), floor) - p), axis=1)
 
 
-@_loss
+@contrastive_loss(
+  no_temperature='t takes its place', cosine_only='it takes 2 - 2s for the squared distance', separable=True
+)
 def align_uniform(
   pos: jax.Array,
   neg: jax.Array,
@@ -284,7 +244,7 @@ def align_uniform(
   where: jax.Array | None = None,
   axis_name: str | None = None,
 ) -> jax.Array:
-  """E‖x - x⁺‖² + weight · log E[e^(-t ‖x - x⁻‖²)], ‖x - y‖² = 2 - 2 s (Wang & Isola 2020; the AU-CL rows of cacr).
+  """E‖x - x⁺‖² + weight · log E[e^(-t ‖x - x⁻‖²)], ‖x - y‖² = 2 - 2 s (Wang & Isola 2020; the AU-CL rows of CACR).
 
   The second expectation is over the negatives of all queries: each query has the same second term.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
@@ -294,10 +254,14 @@ def align_uniform(
   """
   require_positive(t=t, weight=weight)
   sums = lambda neg, where: (_logsumexp(t * (2 * neg - 2), where), jnp.sum(where, axis=1))
-  return jnp.mean(2 - 2 * pos, axis=1) + weight * _log_mean_exp(*_of_negatives(sums, neg, where), axis_name)
+  return jnp.mean(2 - 2 * pos, axis=1) + weight * _log_mean_exp(*over_negatives(sums, neg, where), axis_name)
 
 
-@_loss
+@contrastive_loss(
+  no_temperature='t_pos and t_neg take its place',
+  cosine_only='it takes 2 - 2s for the squared distance',
+  separable=True,
+)
 def cacr(
   pos: jax.Array,
   neg: jax.Array,
@@ -312,7 +276,7 @@ def cacr(
   where: jax.Array | None = None,
   axis_name: str | None = None,
 ) -> jax.Array:
-  """sum_k w⁺_k c(pos_k) - sum_j w⁻_j c(neg_j) (contrastive attraction and repulsion, cacr Eq. 2-5).
+  """sum_k w⁺_k c(pos_k) - sum_j w⁻_j c(neg_j) (contrastive attraction and repulsion, CACR, Eq. 2-5).
 
   With d = 2 - 2 s, w⁺ = softmax(t_pos · d_pos) over the positives, and w⁻ = softmax(-t_neg · d_neg) over the negatives.
 
@@ -328,10 +292,10 @@ def cacr(
   [-1.1869]
   """
   require_positive(t_pos=t_pos, t_neg=t_neg, t_rbf=t_rbf)
-  require('cost', cost, ('euclidean', 'inner', 'rbf').__contains__, "give 'euclidean', 'inner' or 'rbf'")
+  require_choice('cost', cost, ('euclidean', 'inner', 'rbf'))
   signs = {'far': 1, 'near': -1, 'uniform': 0}
   for name, value in (('positive_weights', positive_weights), ('negative_weights', negative_weights)):
-    require(name, value, signs.__contains__, "give 'far', 'near' or 'uniform'")
+    require_choice(name, value, signs)
 
   d_pos = 2 - 2 * pos
   w_pos = jax.nn.softmax(signs[positive_weights] * t_pos * d_pos, axis=1)
@@ -348,20 +312,20 @@ def cacr(
     return jnp.sum(jnp.exp(log_w_neg) * (-neg if cost == 'inner' else d_neg), axis=1)
 
   if cost == 'rbf':
-    return attraction + _log_mean_exp(*_of_negatives(expected, neg, where), axis_name)
-  return attraction - _of_negatives(expected, neg, where)
+    return attraction + _log_mean_exp(*over_negatives(expected, neg, where), axis_name)
+  return attraction - over_negatives(expected, neg, where)
 
 
-@_loss
+@contrastive_loss(no_temperature='a margin takes its place', cosine_only='it takes 2 - 2s for the squared distance')
 def triplet(pos: jax.Array, neg: jax.Array, margin: float, *, where: jax.Array | None = None) -> jax.Array:
-  """[max c(pos) - min c(neg) + margin]₊ with c = 2 - 2 s: the hardest positive and negative (cacr, B.5).
+  """[max c(pos) - min c(neg) + margin]₊ with c = 2 - 2 s: the hardest positive and negative (CACR, B.5).
 
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(triplet(jnp.array([0.5]), jnp.array([[0.1, -0.2]]), margin=1.0))
   [0.2]
   """
-  require('margin', margin, lambda x: 0 <= x < math.inf, 'give a margin of 0 or more')
+  require('margin', margin, lambda x: 0 <= x < math.inf, 'at least 0 and finite')
   return jax.nn.relu(2 * jnp.max(_masked(neg, where), axis=1) - 2 * jnp.min(pos, axis=1) + margin)
 
 
@@ -380,7 +344,7 @@ def nt_xent(
 
 
 def penalties(neg: jax.Array, temperature: Temperature, where: jax.Array | None = None) -> jax.Array:
-  """r = e^(neg/tau) / sum e^(neg/tau), the relative penalty on each negative (behaviour Eq. 5).  [Q, M] -> [Q, M]
+  """r = e^(neg/tau) / sum e^(neg/tau), the relative penalty on each negative (Wang & Liu 2021, Eq. 5).  [Q, M] -> [Q, M]
 
   At a constant temperature it is the gradient of `info_nce` with respect to each negative over the one with respect to
   the positive, up to its sign. It is 0 where `where` is False.
@@ -393,7 +357,7 @@ def penalties(neg: jax.Array, temperature: Temperature, where: jax.Array | None 
 
 
 def penalty_entropy(neg: jax.Array, temperature: Temperature, where: jax.Array | None = None) -> jax.Array:
-  """H(r) = -sum r log r of `penalties`, which grows with the temperature (behaviour, supplement sec. 2).  [Q, M] -> [Q]
+  """H(r) = -sum r log r of `penalties`, which grows with the temperature (Wang & Liu 2021, supplement sec. 2).  [Q, M] -> [Q]
 
   >>> print(penalty_entropy(jnp.array([[0.5, 0.0]]), 0.5))
   [0.5822]
@@ -404,10 +368,10 @@ def penalty_entropy(neg: jax.Array, temperature: Temperature, where: jax.Array |
 
 
 def _log_penalties(neg, temperature, where):
-  if isinstance(neg, pairs.Blocks):
+  if isinstance(neg, pairs.NegativeBlocks):
     raise ValueError(f'neg = blocks of {neg.block} queries, but penalties are a whole matrix: make pairs with block=0')
   chex.assert_rank(neg, 2)
-  neg = pairs.to_float32(neg)
+  neg = to_float32(neg)
   where = jnp.ones(neg.shape, bool) if where is None else jnp.asarray(where, bool)
   chex.assert_equal_shape([neg, where])
   return jax.nn.log_softmax(_masked(scale(neg, temperature), where), axis=1), where
@@ -420,11 +384,6 @@ def _masked(x: jax.Array, where: jax.Array) -> jax.Array:
 
 def _logsumexp(x: jax.Array, where: jax.Array) -> jax.Array:
   return jax.nn.logsumexp(_masked(x, where), axis=1)
-
-
-def _of_negatives(function: Callable[..., Any], neg: jax.Array | pairs.Blocks, where: jax.Array | None) -> Any:
-  """function(neg [Q, M], where [Q, M]) -> [Q, ...], block by block where `neg` is made so."""
-  return neg.map(function) if isinstance(neg, pairs.Blocks) else function(neg, where)
 
 
 def _log_mean_exp(x: jax.Array, counts: jax.Array, axis_name: str | None) -> jax.Array:
@@ -443,7 +402,7 @@ def _log_mean_exp(x: jax.Array, counts: jax.Array, axis_name: str | None) -> jax
 
 def _hardest(neg: jax.Array, where: jax.Array, fraction: float) -> tuple[jax.Array, jax.Array]:
   """The ceil(fraction · M) largest negatives of each query, M counted by `where`, and the mask of those."""
-  require('fraction', fraction, lambda x: 0 < x <= 1, 'give a fraction in (0, 1]')
+  require('fraction', fraction, lambda x: 0 < x <= 1, 'in (0, 1]')
   # How many of 0, 1, ..., M, counted in float64: 0.07 · 100 is a little more than 7, and its ceil must be 7.
   sizes = np.ceil(fraction * np.arange(neg.shape[1] + 1) - 1e-9).astype(np.int32)
   _, index = jax.lax.top_k(_masked(jax.lax.stop_gradient(neg), where), int(sizes[-1]))

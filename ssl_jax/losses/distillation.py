@@ -8,8 +8,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from ssl_jax import pairs
-from ssl_jax.temperature import Temperature, require, require_positive, scale
+from ssl_jax.arrays import normalize, to_float32
+from ssl_jax.registry import require, require_positive
+from ssl_jax.temperature import Temperature, scale
 
 
 def byol(prediction: jax.Array, target: jax.Array) -> jax.Array:
@@ -29,7 +30,7 @@ def simsiam(prediction: jax.Array, target: jax.Array) -> jax.Array:
   """
   chex.assert_rank([prediction, target], 2)
   chex.assert_equal_shape([prediction, target])
-  return -jnp.sum(pairs.normalize(prediction) * pairs.normalize(jax.lax.stop_gradient(target)), axis=1)
+  return -jnp.sum(normalize(prediction) * normalize(jax.lax.stop_gradient(target)), axis=1)
 
 
 def dino(
@@ -48,7 +49,7 @@ def dino(
   """
   chex.assert_rank([student, teacher, centre], [2, 2, 1])
   chex.assert_equal_shape([student, teacher])
-  teacher = jax.lax.stop_gradient(pairs.to_float32(teacher) - pairs.to_float32(centre)[None])
+  teacher = jax.lax.stop_gradient(to_float32(teacher) - to_float32(centre)[None])
   return _cross_entropy(jax.nn.softmax(scale(teacher, teacher_temperature), axis=1), student, temperature)
 
 
@@ -60,7 +61,7 @@ def dino_centre(
   >>> print(dino_centre(jnp.zeros(2), jnp.array([[1.0, 0.0], [1.0, 2.0]])).round(3))
   [0.1 0.1]
   """
-  mean = jnp.mean(jax.lax.stop_gradient(pairs.to_float32(teacher)), axis=0)
+  mean = jnp.mean(jax.lax.stop_gradient(to_float32(teacher)), axis=0)
   mean = mean if axis_name is None else jax.lax.pmean(mean, axis_name)
   return momentum * centre + (1 - momentum) * mean
 
@@ -84,8 +85,8 @@ def sinkhorn(
    [1. 0.]]
   """
   require_positive(epsilon=epsilon)
-  require('iterations', iterations, lambda n: n >= 1, 'give 1 or more')
-  parts = [jax.lax.stop_gradient(pairs.to_float32(x)) / epsilon for x in (scores, others) if x is not None]
+  require('iterations', iterations, lambda n: n >= 1, 'at least 1')
+  parts = [jax.lax.stop_gradient(to_float32(x)) / epsilon for x in (scores, others) if x is not None]
   chex.assert_rank(parts, 2)
   for _ in range(iterations):
     totals = [jax.nn.logsumexp(part, axis=0, keepdims=True) for part in parts]
@@ -104,8 +105,8 @@ def swav(scores: jax.Array, codes: jax.Array, temperature: Temperature) -> jax.A
   """
   chex.assert_rank([scores, codes], 2)
   chex.assert_equal_shape([scores, codes])
-  return _cross_entropy(jax.lax.stop_gradient(pairs.to_float32(codes)), scores, temperature)
+  return _cross_entropy(jax.lax.stop_gradient(to_float32(codes)), scores, temperature)
 
 
 def _cross_entropy(target: jax.Array, logits: jax.Array, temperature: Temperature) -> jax.Array:
-  return -jnp.sum(target * jax.nn.log_softmax(scale(pairs.to_float32(logits), temperature), axis=1), axis=1)
+  return -jnp.sum(target * jax.nn.log_softmax(scale(to_float32(logits), temperature), axis=1), axis=1)

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.temperature import require, require_positive
+from ssl_jax.arrays import normalize, to_float32
+from ssl_jax.registry import require, require_choice, require_positive
 
 
 def barlow_twins(z1: jax.Array, z2: jax.Array, *, lam: float = 0.0051, axis_name: str | None = None) -> jax.Array:
@@ -75,7 +76,7 @@ def w_mse(z1: jax.Array, z2: jax.Array, *, eps: float = 0.0, axis_name: str | No
   >>> print(w_mse(z, z), w_mse(z, -z))
   0.0 4.0
   """
-  require('eps', eps, lambda x: 0 <= x < 1, 'give an eps in [0, 1)')
+  require('eps', eps, lambda x: 0 <= x < 1, 'in [0, 1)')
   z1, z2 = _views(z1, z2, axis_name)
   size, dimension = _batch_size(z1, axis_name), z1.shape[1]
   if eps == 0 and size <= dimension:
@@ -85,7 +86,7 @@ def w_mse(z1: jax.Array, z2: jax.Array, *, eps: float = 0.0, axis_name: str | No
     z = _center(z, axis_name)
     covariance = _covariance(z, z, axis_name) * (size / (size - 1))
     triangle = jnp.linalg.cholesky((1 - eps) * covariance + eps * jnp.eye(dimension, dtype=z.dtype))
-    return pairs.normalize(jax.scipy.linalg.solve_triangular(triangle, z.T, lower=True).T)
+    return normalize(jax.scipy.linalg.solve_triangular(triangle, z.T, lower=True).T)
 
   return 2 - 2 * jnp.sum(_mean(whiten(z1) * whiten(z2), axis_name))
 
@@ -106,7 +107,7 @@ def zero_cl(
   >>> print(f"{zero_cl(z, z, kind='feature', eps=1e-6):.2f} {zero_cl(z, -z, kind='feature', eps=1e-6):.2f}")
   0.00 8.00
   """
-  require('kind', kind, ('instance', 'feature', 'both').__contains__, "give 'instance', 'feature' or 'both'")
+  require_choice('kind', kind, ('instance', 'feature', 'both'))
   require_positive(eps=eps)
   z1, z2 = _views(z1, z2, axis_name)
   loss = jnp.zeros((), z1.dtype)
@@ -133,7 +134,7 @@ def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axi
   """
   require_positive(eps=eps)
   z1, z2 = _views(z1, z2, axis_name)
-  require('groups', groups, lambda x: x >= 1 and z1.shape[1] % x == 0, f'give a divisor of D = {z1.shape[1]}')
+  require('groups', groups, lambda x: x >= 1 and z1.shape[1] % x == 0, f'a divisor of D = {z1.shape[1]}')
   z1, z2 = (_standardize(z, 1e-5, axis_name) for z in (z1, z2))
 
   bases = [
@@ -148,7 +149,7 @@ def _views(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> list[jax.Arra
   chex.assert_equal_shape([z1, z2])
   if (size := _batch_size(z1, axis_name)) < 2:
     raise ValueError(f'batch = {size} example has no variance: give 2 or more')
-  return [pairs.to_float32(z) for z in (z1, z2)]
+  return [to_float32(z) for z in (z1, z2)]
 
 
 def _batch_size(z: jax.Array, axis_name: str | None) -> int:

@@ -19,7 +19,7 @@ from ssl_jax.methods.redundancy import Redundancy
 from ssl_jax.methods.simclr import CMC, SimCLR
 from ssl_jax.methods.swav import SwAV
 from ssl_jax.models import heads
-from ssl_jax.names import nearest
+from ssl_jax.registry import nearest
 
 METHODS: dict[str, type[Method]] = {
   'simclr': SimCLR,

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
+from ssl_jax.arrays import normalize
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean_temperature, require_momentum, write
-from ssl_jax.temperature import prefix, require
+from ssl_jax.registry import prefix, require
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,20 +32,20 @@ class MemoryBank(Method):
     with prefix('method'):
       require_momentum(momentum=self.momentum)
       require(
-        'negatives', self.negatives, lambda n: isinstance(n, int) and n >= 0, 'give a whole number, or 0 for the bank'
+        'negatives', self.negatives, lambda n: isinstance(n, int) and n >= 0, 'a whole number, or 0 for the whole bank'
       )
       pairs.check_block(self.block)
 
   def init(self, key, images):
     params, batch_stats, extra = super().init(key, images)
     shape = (self.plan.examples, self.width(params, batch_stats, images))
-    bank = pairs.normalize(jax.random.normal(jax.random.fold_in(key, 1), shape))
+    bank = normalize(jax.random.normal(jax.random.fold_in(key, 1), shape))
     return params, batch_stats, {**extra, 'bank': bank}
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
     bank, tau = extra['bank'], self.tau(params, inputs)
     views, batch_stats = self.embed(params, batch_stats, inputs.views)
-    views = [pairs.normalize(view) for view in views]
+    views = [normalize(view) for view in views]
     drawn = jax.random.randint(inputs.key, (self.negatives,), 0, len(bank)) if self.negatives else None
     index = jnp.tile(inputs.index, len(views))
     # Entries are unit vectors already: to normalise them again would copy the bank.
@@ -56,4 +57,4 @@ class MemoryBank(Method):
 
   def _updated(self, bank, index, z):
     index, z = pairs.gather(index, self.axis_name), pairs.gather(z, self.axis_name)
-    return write(bank, index, pairs.normalize(self.momentum * bank[index] + (1 - self.momentum) * z))
+    return write(bank, index, normalize(self.momentum * bank[index] + (1 - self.momentum) * z))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ssl_jax import losses, temperature
 from ssl_jax.methods.momentum import Momentum
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, require_epochs, require_momentum
-from ssl_jax.temperature import prefix, require
+from ssl_jax.registry import is_mapping, prefix, require
 
 
 def directions(views: int, targets: int) -> list[tuple[int, int]]:
@@ -80,9 +80,11 @@ class DINO(Momentum):
       require_momentum(centre_momentum=self.centre_momentum)
       require_epochs(freeze_epochs=self.freeze_epochs)
       sharp = self.teacher_temperature
-      require('teacher_temperature', sharp, lambda tau: tau is not None, 'give a number or a schedule')
-      learned = temperature.is_mapping(sharp) and sharp.get('name') == 'learnable'
-      require('teacher_temperature', sharp, lambda _: not learned, 'a teacher does not learn: give a schedule')
+      require('teacher_temperature', sharp, lambda tau: tau is not None, 'a number or a schedule')
+      learned = is_mapping(sharp) and sharp.get('name') == 'learnable'
+      require(
+        'teacher_temperature', sharp, lambda _: not learned, 'a number or a schedule, since a teacher does not learn'
+      )
     try:
       self._teacher_temperature(0)
     except ValueError as error:

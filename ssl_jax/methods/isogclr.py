@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ssl_jax import pairs
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, require_momentum, write
-from ssl_jax.temperature import prefix, require
+from ssl_jax.registry import prefix, require
 
 
 def robust_contrastive(differences, tau, average, *, where, momentum, rho=0.3):
@@ -64,13 +64,13 @@ class ISogCLR(Method):
   def __post_init__(self):
     with prefix('loss'):
       rho = getattr(self.contrast, 'keywords', {}).get('rho', 0.0)
-      require('rho', rho, lambda rho: 0 <= rho < math.inf, 'give a divergence of at least 0')
+      require('rho', rho, lambda rho: 0 <= rho < math.inf, 'at least 0 and finite')
     with prefix('method'):
       require_momentum(momentum=self.momentum, tau_momentum=self.tau_momentum)
-      require('tau_rate', self.tau_rate, lambda rate: 0 <= rate < float('inf'), 'give a rate of at least 0')
-      require('tau_min', self.tau_min, lambda low: low >= 0.03, 'give 0.03 or more, for which e^(2/τ) is a number')
-      require('tau_max', self.tau_max, lambda high: high >= self.tau_min, f'give at least tau_min = {self.tau_min}')
-      between = f'give a value from tau_min = {self.tau_min} to tau_max = {self.tau_max}'
+      require('tau_rate', self.tau_rate, lambda rate: 0 <= rate < float('inf'), 'at least 0 and finite')
+      require('tau_min', self.tau_min, lambda low: low >= 0.03, 'at least 0.03, so that e^(2/τ) is finite')
+      require('tau_max', self.tau_max, lambda high: high >= self.tau_min, f'at least tau_min = {self.tau_min}')
+      between = f'from tau_min = {self.tau_min} to tau_max = {self.tau_max}'
       require('tau_start', self.tau_start, lambda tau: self.tau_min <= tau <= self.tau_max, between)
 
   def init(self, key, images):

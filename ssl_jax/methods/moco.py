@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
+from ssl_jax.arrays import normalize
 from ssl_jax.methods.momentum import Momentum
 from ssl_jax.methods.protocol import Inputs, Outputs, mean_temperature
-from ssl_jax.temperature import prefix
+from ssl_jax.registry import prefix
 
 
 def new_queue(key: jax.Array, shape: tuple[int, ...], batch_size: int) -> dict[str, jax.Array]:
   """Random unit vectors [..., M, D], where the next keys go, and those keys [..., B, D]."""
-  queue = pairs.normalize(jax.random.normal(key, shape))
+  queue = normalize(jax.random.normal(key, shape))
   return {'queue': queue, 'pointer': jnp.zeros((), jnp.int32), 'keys': queue[..., :batch_size, :]}
 
 
@@ -68,7 +69,7 @@ class MoCo(Momentum):
     slow, queue = self.follow(params, extra, inputs), enqueue(extra)
     large, tau = len(self.large(inputs)), self.tau(params, inputs)
     first = 0 if self.symmetric else 1  # of the views that are keys
-    keys = [pairs.normalize(key) for key in self.targets(slow, batch_stats, inputs.views[first:large])]
+    keys = [normalize(key) for key in self.targets(slow, batch_stats, inputs.views[first:large])]
     queries = inputs.views if self.symmetric else (inputs.views[0], *inputs.views[large:])
     queries, stats = self.embed(params, batch_stats, queries)
     found = []
@@ -76,7 +77,7 @@ class MoCo(Momentum):
       # Keys are unit vectors already: to normalise the queue again would copy all of it.
       found.append(
         pairs.with_queue(
-          pairs.normalize(query),
+          normalize(query),
           jnp.stack([key for v, key in enumerate(keys) if v != own or not self.symmetric], axis=1),
           queue['queue'],
           in_batch=self.intra_batch,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax.methods.protocol import Inputs, Method
-from ssl_jax.temperature import prefix, require
+from ssl_jax.registry import prefix, require
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Momentum(Method):
       for name in ('momentum', 'final_momentum'):
         value = getattr(self, name)
         if name == 'momentum' or value is not None:
-          require(name, value, lambda m: 0 <= m <= 1, 'give a momentum in [0, 1]')
+          require(name, value, lambda m: 0 <= m <= 1, 'in [0, 1]')
 
   def init(self, key, images):
     params, batch_stats, extra = super().init(key, images)

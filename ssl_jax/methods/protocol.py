@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from ssl_jax import losses, temperature
+from ssl_jax.registry import require
 
 
 class Plan(NamedTuple):
@@ -147,13 +148,13 @@ def write(table: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
 def require_momentum(**values: float) -> None:
   """Raises a ValueError unless each is a share that something keeps of itself at each step, below all of it."""
   for name, value in values.items():
-    temperature.require(name, value, lambda m: 0 <= m < 1, 'give a momentum in [0, 1)')
+    require(name, value, lambda m: 0 <= m < 1, 'in [0, 1)')
 
 
 def require_epochs(**values: int) -> None:
   """Raises a ValueError unless each is a whole number of epochs, or none."""
   for name, value in values.items():
-    temperature.require(name, value, lambda n: isinstance(n, int) and n >= 0, 'give a whole number, or 0')
+    require(name, value, lambda n: isinstance(n, int) and n >= 0, 'a whole number of epochs, or 0')
 
 
 def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ssl_jax import losses
 from ssl_jax.methods.protocol import Inputs, Method, Outputs
-from ssl_jax.temperature import prefix
+from ssl_jax.registry import prefix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ssl_jax import pairs
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean_temperature
-from ssl_jax.temperature import prefix
+from ssl_jax.registry import prefix
 
 # A term of the positives plus a term of the negatives.
 SEPARABLE = ('cacr', 'balanced', 'simple', 'hard_simple', 'decoupled', 'decoupled_weighted', 'align_uniform')

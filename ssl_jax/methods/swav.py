@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import losses, pairs
+from ssl_jax.arrays import normalize
 from ssl_jax.methods.distillation import directions
 from ssl_jax.methods.moco import check_queue, enqueue, new_queue
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, require_epochs
-from ssl_jax.temperature import prefix, require, require_positive
+from ssl_jax.registry import prefix, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,9 +36,7 @@ class SwAV(Method):
   def __post_init__(self):
     with prefix('method'):
       require_positive(epsilon=self.epsilon)
-      require(
-        'iterations', self.iterations, lambda n: isinstance(n, int) and n >= 1, 'give a whole number of at least 1'
-      )
+      require('iterations', self.iterations, lambda n: isinstance(n, int) and n >= 1, 'a whole number of at least 1')
       require_epochs(queue_epochs=self.queue_epochs, freeze_epochs=self.freeze_epochs)
     if self.queue:
       check_queue(self.queue, self.plan.batch_size)
@@ -59,7 +58,7 @@ class SwAV(Method):
     both = directions(len(outputs), len(codes))
     values = [jnp.mean(self.contrast(outputs[v]['predictor'], codes[w], tau)) for v, w in both]
     if self.queue:
-      new = jnp.stack([pairs.normalize(jax.lax.stop_gradient(outputs[v]['projector'])) for v in large])
+      new = jnp.stack([normalize(jax.lax.stop_gradient(outputs[v]['projector'])) for v in large])
       extra = {**extra, 'keys': pairs.gather(new, self.axis_name, axis=1)}
     return sum(values) / len(values), Outputs(batch_stats, extra, {})
 

@@ -1,6 +1,6 @@
 """From a name and keywords to a module, with the nearest right name where either is wrong."""
 
-from ssl_jax.names import nearest
+from ssl_jax.registry import nearest
 
 
 def create(table, name, *, dtype, axis_name, **kwargs):

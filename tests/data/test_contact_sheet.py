@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ssl_jax.data import contact_sheet
+from ssl_jax.reporting import contact_sheet
 
 
 def test_each_image_is_at_its_place(tmp_path):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from ssl_jax import run
 from ssl_jax.data import imbalance
 from ssl_jax.evals.evaluate import Evaluator
+from ssl_jax.run import builder
 from tests.test_train import tiny
 
 CIFAR10 = np.repeat(np.arange(10, dtype=np.int32), 5000)
@@ -151,9 +151,9 @@ def test_a_wrong_section_is_refused_in_one_line(spec, message):
 
 
 def test_a_config_s_rule_thins_the_training_images_alone(tmp_path):
-  whole = run.prepare(tiny(tmp_path))
+  whole = builder.prepare(tiny(tmp_path))
   chosen = tiny(tmp_path, imbalance=dict(name='linear_imbalance'), batch_size=16)
-  thinned = run.prepare(chosen)
+  thinned = builder.prepare(chosen)
   np.testing.assert_array_equal(np.bincount(whole.train.labels), [16] * 4)
   np.testing.assert_array_equal(np.bincount(thinned.train.labels), [4, 8, 12, 16])
   kept = imbalance.linear_imbalance(whole.train.labels, seed=0)
@@ -165,12 +165,12 @@ def test_a_config_s_rule_thins_the_training_images_alone(tmp_path):
 def test_evaluations_learn_from_the_kept_images_or_from_all(tmp_path):
   """Of four classes of 16, cacr's exponential rule leaves the first none."""
   settings = dict(imbalance=dict(name='exponential_imbalance'), batch_size=16)
-  kept = run.prepare(tiny(tmp_path, **settings))
+  kept = builder.prepare(tiny(tmp_path, **settings))
   assert kept.known is kept.train
   np.testing.assert_array_equal(np.bincount(kept.train.labels), [0, 2, 5, 16])
   with pytest.raises(ValueError, match=r"imbalance.name = 'exponential_imbalance' keeps no image of the classes \[0\]"):
     Evaluator(kept)
-  everything = run.prepare(tiny(tmp_path, **settings, **{'eval.train_images': 'all'}))
+  everything = builder.prepare(tiny(tmp_path, **settings, **{'eval.train_images': 'all'}))
   np.testing.assert_array_equal(np.bincount(everything.train.labels), [0, 2, 5, 16])
   np.testing.assert_array_equal(np.bincount(everything.known.labels), [16] * 4)
   evaluator = Evaluator(everything)

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from ssl_jax import run
 from ssl_jax.evals import evaluate, finetune
-from ssl_jax.parallel import AXIS
-from ssl_jax.state import average_of
-from ssl_jax.step import make_update
+from ssl_jax.run import builder
+from ssl_jax.run.devices import AXIS
+from ssl_jax.run.state import average_of
+from ssl_jax.run.update import make_update
 from tests.test_train import tiny
 
 
@@ -19,7 +19,7 @@ from tests.test_train import tiny
 def averaged(tmp_path_factory):
   """(evaluator, a state whose average is far from its weights and statistics, the average's features of all images)"""
   changes = {'augment': dict(name='none'), 'eval.k': (1,), 'eval.batch_size': 32, 'eval.views': 2}
-  prepared = run.prepare(tiny(tmp_path_factory.mktemp('data'), ema=0.8, probe=0.1, **changes))
+  prepared = builder.prepare(tiny(tmp_path_factory.mktemp('data'), ema=0.8, probe=0.1, **changes))
   state, rng = prepared.initial_state(), np.random.default_rng(0)
   far = lambda x: x + rng.uniform(0, 0.5, x.shape).astype(np.float32)
   average = jax.tree.map(far, average_of(state.params, state.batch_stats))

@@ -9,9 +9,11 @@ import pytest
 from PIL import Image
 
 from configs import base
-from ssl_jax import config, figures, records, report, run, train
-from ssl_jax.data import contact_sheet
-from ssl_jax.evals import evaluate, features, judge, knn, linear, metrics
+from ssl_jax import config, train
+from ssl_jax.evals import evaluate, features, from_features, knn, linear, metrics
+from ssl_jax.reporting import contact_sheet, figures, report
+from ssl_jax.run import builder
+from ssl_jax.workdir import metric_log
 from tests.test_train import tiny
 
 
@@ -148,7 +150,7 @@ def test_evaluations_crop_views_from_the_stored_size(tmp_path, monkeypatch):
   monkeypatch.setattr(
     features, 'extract', lambda *given, size, batch_size: asked.append(size) or (nothing, np.zeros(1))
   )
-  prepared = run.prepare(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
+  prepared = builder.prepare(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
   evaluate.Evaluator(prepared).all_features(prepared.initial_state(), tmp_path / 'features')
   assert asked == [8, 8, 12, 12]  # training and test images, views, views of partners
 
@@ -159,36 +161,36 @@ def test_features_of_another_set_have_another_name(tmp_path, monkeypatch):
   monkeypatch.setattr(features, 'cached', lambda *given: dict.fromkeys(('train_skipped', 'test_skipped'), np.empty(0)))
   monkeypatch.setattr(evaluate.Evaluator, '_spaces', lambda self, arrays: arrays)
   for changes in ({}, {'eval.data': dict(name='other', path=tiny(tmp_path).data.path)}):
-    prepared = run.prepare(tiny(tmp_path, **changes))
+    prepared = builder.prepare(tiny(tmp_path, **changes))
     evaluate.Evaluator(prepared).all_features(prepared.initial_state(), tmp_path)
   assert [judged['name'] for judged in told] == ['tiny', 'other'] and 'path' not in told[0]
 
 
 def test_another_test_split_leaves_the_training_images(tmp_path):
-  prepared = run.prepare(tiny(tmp_path, **{'eval.data.test_split': 'train'}))
+  prepared = builder.prepare(tiny(tmp_path, **{'eval.data.test_split': 'train'}))
   assert prepared.known is prepared.train and len(prepared.test) == 64
 
 
 def test_a_probe_is_not_asked_for_another_set_s_classes(tmp_path):
   changes = {'probe': 0.1, 'eval.k': ()}
   for data, known in (({}, {'probe'}), (dict(name='other', path=tiny(tmp_path).data.path), set())):
-    prepared = run.prepare(tiny(tmp_path, **changes, **({'eval.data': data} if data else {})))
+    prepared = builder.prepare(tiny(tmp_path, **changes, **({'eval.data': data} if data else {})))
     assert evaluate.Evaluator(prepared).scores(prepared.devices.replicate(prepared.initial_state())).keys() == known
 
 
 def test_another_source_does_not_inherit_the_path():
   chosen = config.load('configs/imagenet100.py', ['eval.data.name=cifar10', 'eval.data.source=tfds'])
-  judged = run.judged(chosen)
+  judged = builder.judged(chosen)
   assert (judged['name'], judged['source'], judged['path'], judged['classes']) == ('cifar10', 'tfds', '', '')
-  assert run.judged(config.load('configs/imagenet100.py')) == chosen.data.to_dict()
+  assert builder.judged(config.load('configs/imagenet100.py')) == chosen.data.to_dict()
 
 
 def test_views_are_cropped_from_the_stored_size_and_judged_at_the_encoder_s(trained, tmp_path):
   _, chosen, _ = trained
   larger = tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12})
-  prepared = run.prepare(larger)
+  prepared = builder.prepare(larger)
   assert prepared.train.items.shape == (64, 12, 12, 3)
-  np.testing.assert_array_equal(prepared.train.items, run.prepare(chosen).train.items)
+  np.testing.assert_array_equal(prepared.train.items, builder.prepare(chosen).train.items)
   squares, _ = features.squares(prepared.test, np.arange(3), features.shown(larger))
   assert squares.shape == (3, 8, 8, 3)
   view = jax.eval_shape(prepared.augments[0], jax.random.key(0), prepared.train.items[0])
@@ -197,7 +199,7 @@ def test_views_are_cropped_from_the_stored_size_and_judged_at_the_encoder_s(trai
 
 def test_what_does_not_train_needs_no_batch_that_divides_or_fits(tmp_path):
   for batch_size in (34, 128):  # on 4 devices, of 64 images
-    prepared = run.prepare(tiny(tmp_path, **{'batch_size': batch_size, 'parallel.devices': 4}), trains=False)
+    prepared = builder.prepare(tiny(tmp_path, **{'batch_size': batch_size, 'parallel.devices': 4}), trains=False)
     assert prepared.steps_per_epoch == 1
 
 
@@ -241,7 +243,7 @@ def test_twice_gives_the_same_digits_from_features_extracted_once(trained, monke
 
 def test_other_weights_or_images_are_other_features(trained):
   _, chosen, _ = trained
-  prepared = run.prepare(chosen)
+  prepared = builder.prepare(chosen)
   weights = {'a': np.ones(3, np.float32)}
   name = features.digest({}, weights, prepared.train)
   assert name == features.digest({}, {'a': np.ones(3, np.float32)}, prepared.train)
@@ -280,7 +282,7 @@ def test_views_do_not_depend_on_the_devices_or_the_batch(trained):
   found = []
   for devices, batch_size in ((1, 40), (2, 12)):
     config.override(chosen, 'parallel.devices', devices)
-    prepared = run.prepare(chosen)
+    prepared = builder.prepare(chosen)
     state = prepared.initial_state()
     apply = features.view_extractor(prepared.method, prepared.augments, prepared.devices, seed=3)
     params, stats = prepared.devices.replicate((state.params, state.batch_stats))
@@ -297,7 +299,7 @@ def test_views_do_not_depend_on_the_devices_or_the_batch(trained):
 def test_partners_are_seen_through_the_same_transformations(trained, monkeypatch):
   """An image that is its own partner has the same views; another image's views at its own place are others."""
   _, chosen, _ = trained
-  prepared = run.prepare(chosen)
+  prepared = builder.prepare(chosen)
   state = prepared.devices.replicate(prepared.initial_state())
   evaluator = evaluate.Evaluator(prepared)
   order = np.arange(10)
@@ -309,14 +311,14 @@ def test_partners_are_seen_through_the_same_transformations(trained, monkeypatch
   np.testing.assert_allclose(partners[:, 1:], views[:, 1:], rtol=1e-4, atol=1e-5)
   for other in (0, order[0]):  # another image, and the same one at another place
     assert not np.allclose(partners[:, 0], views[:, other], atol=1e-3)
-  found = judge.measures(spaces['projector'], labels, None)['prototype_bias_sampled']
+  found = from_features.measures(spaces['projector'], labels, None)['prototype_bias_sampled']
   assert found == pytest.approx(metrics.prototype_bias_sampled(views, partners))
 
 
 def test_measures_on_the_way_are_those_of_the_evaluation(tmp_path, capsys):
   chosen = tiny(tmp_path, **{'steps': 4, 'eval.every_epochs': 1, 'eval.measures': True, 'eval.at_end': True})
   train.train(chosen, tmp_path / 'run')
-  rows = [row for row in records.read(tmp_path / 'run') if 'knn5' in row]
+  rows = [row for row in metric_log.read(tmp_path / 'run') if 'knn5' in row]
   assert [row['step'] for row in rows] == [2, 4]
   measured = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())['measures']
   assert {'conditional_entropy', 'attracting_gap', 'repelling_gap', 'penalty_entropy'} <= measured['projector'].keys()
@@ -325,7 +327,7 @@ def test_measures_on_the_way_are_those_of_the_evaluation(tmp_path, capsys):
       assert rows[1][f'{layer}/{name}'] == pytest.approx(value, rel=1e-5), name
   assert rows[0]['backbone/uniformity'] != rows[1]['backbone/uniformity']
   assert 'uniformity' not in capsys.readouterr().out
-  drawn = figures.training(records.read(tmp_path / 'run'))
+  drawn = figures.training(metric_log.read(tmp_path / 'run'))
   assert {'uniformity', 'entropy', 'gaps'} <= drawn.keys()
   assert [text.get_text() for text in drawn['gaps'].axes[0].get_legend().get_texts()] == ['attracting', 'repelling']
 
@@ -333,7 +335,7 @@ def test_measures_on_the_way_are_those_of_the_evaluation(tmp_path, capsys):
 def test_evaluations_see_the_centre_that_the_config_names(tmp_path):
   found = {}
   for crop in (1.0, 0.5):
-    prepared = run.prepare(tiny(tmp_path, steps=4, **{'eval.crop': crop}))
+    prepared = builder.prepare(tiny(tmp_path, steps=4, **{'eval.crop': crop}))
     state = prepared.devices.replicate(prepared.initial_state())
     evaluator = evaluate.Evaluator(prepared)
     before = evaluator.spaces(state)[0]['backbone'].test
@@ -346,7 +348,7 @@ def test_evaluations_see_the_centre_that_the_config_names(tmp_path):
 
 def with_features(tmp_path, spaces, labels, **changes):
   """The evaluator of a run, with features of the images that are given instead of an encoder's."""
-  evaluator = evaluate.Evaluator(run.prepare(tiny(tmp_path, **changes)))
+  evaluator = evaluate.Evaluator(builder.prepare(tiny(tmp_path, **changes)))
   evaluator.spaces = lambda state, layers, views: ({layer: spaces[layer] for layer in layers}, labels)
   return evaluator
 
@@ -358,7 +360,7 @@ def with_features(tmp_path, spaces, labels, **changes):
 def test_on_the_way_neighbours_vote_as_the_config_says(tmp_path, vote, temperature, right):
   """One neighbour of the own class, very near, against two of another: similarities 1 and 0.8."""
   bank, query = np.array([[1, 0.03], [0.8, 0.6], [0.8, -0.6]], np.float32), np.array([[1, 0]], np.float32)
-  found = {'backbone': judge.Space(bank, query)}, judge.Labels(np.array([1, 0, 0]), np.array([1]))
+  found = {'backbone': from_features.Space(bank, query)}, from_features.Labels(np.array([1, 0, 0]), np.array([1]))
   changes = {'eval.k': (3,), 'eval.vote': vote, 'eval.temperature': temperature}
   assert with_features(tmp_path, *found, **changes).scores(None) == {'knn3': 100 * right}
 
@@ -371,13 +373,16 @@ def layers(tmp_path, monkeypatch):
   bank, queries, labels = draw(64), draw(16), np.arange(80) % 4
 
   def choose(layer, **changes):
-    found = {name: judge.Space(bank[name], queries[name]) for name in bank}, judge.Labels(labels[:64], labels[64:])
+    found = (
+      {name: from_features.Space(bank[name], queries[name]) for name in bank},
+      from_features.Labels(labels[:64], labels[64:]),
+    )
     evaluator = with_features(tmp_path, *found, **{'eval.k': (1,), 'eval.features': layer}, **changes)
     evaluator.all_features = lambda state, folder: found
     unit = bank[layer] / np.linalg.norm(bank[layer], axis=1, keepdims=True)
     return evaluator, np.argmax(queries[layer] @ unit.T, axis=1)
 
-  monkeypatch.setattr(judge, 'judge', lambda *args, temperature: ({'temperature': temperature}, {}))
+  monkeypatch.setattr(from_features, 'judge', lambda *args, temperature: ({'temperature': temperature}, {}))
   return choose
 
 
@@ -391,7 +396,7 @@ def test_on_the_way_only_what_is_looked_at_leaves_the_device(tmp_path, monkeypat
     'projector and backbone': {'eval.measures': True},
   }
   for changes in wanted.values():
-    evaluator = evaluate.Evaluator(run.prepare(tiny(tmp_path, **changes)))
+    evaluator = evaluate.Evaluator(builder.prepare(tiny(tmp_path, **changes)))
     with pytest.raises(TypeError):  # no extractor
       evaluator.scores(evaluator.run.devices.replicate(evaluator.run.initial_state()))
   assert [' and '.join(sorted(layers)) for layers in asked] == [
@@ -463,16 +468,16 @@ def test_anyone_s_features_are_judged_alike(tmp_path, protocol):
 
 def test_long_tails_have_a_head_a_middle_and_a_tail():
   rng = np.random.default_rng(0)
-  labels = judge.Labels(np.repeat([0, 1, 2], [30, 10, 3]), np.arange(30) % 3)
-  space = judge.Space(rng.normal(size=(43, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32))
-  results, _ = judge.judge({'backbone': space}, labels, settings(**{'eval.linear': ''}).eval)
+  labels = from_features.Labels(np.repeat([0, 1, 2], [30, 10, 3]), np.arange(30) % 3)
+  space = from_features.Space(rng.normal(size=(43, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32))
+  results, _ = from_features.judge({'backbone': space}, labels, settings(**{'eval.linear': ''}).eval)
   accuracies = results['classes']['knn5']
   assert [results[f'knn5_{third}'] for third in ('head', 'middle', 'tail')] == accuracies
 
 
 def test_the_map_is_the_principal_components():
   x = np.random.default_rng(0).normal(size=(50, 4)) * np.array([3, 2, 1, 0.5])
-  found = judge.plane(x.astype(np.float32), np.zeros(50, int))
+  found = from_features.plane(x.astype(np.float32), np.zeros(50, int))
   unit = x / np.linalg.norm(x, axis=1, keepdims=True)
   u, s, _ = np.linalg.svd(unit - unit.mean(axis=0), full_matrices=False)
   np.testing.assert_allclose(np.abs(found['map']), np.abs(u[:, :2] * s[:2]), atol=1e-5)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import run
 from ssl_jax.data import augment, pipeline, sources
 from ssl_jax.evals import evaluate, finetune, linear
+from ssl_jax.run import builder
 from tests.test_train import tiny
 
 SHORT = dataclasses.replace(finetune.FULL, epochs=4, milestones=(3,), learning_rate=0.05, batch=16)
@@ -22,7 +22,7 @@ SHORT = dataclasses.replace(finetune.FULL, epochs=4, milestones=(3,), learning_r
 def prepared(tmp_path_factory):
   """(devices -> run, the state of an untrained encoder)"""
   folder = tmp_path_factory.mktemp('data')
-  parts = functools.cache(lambda devices: run.prepare(tiny(folder, **{'parallel.devices': devices})))
+  parts = functools.cache(lambda devices: builder.prepare(tiny(folder, **{'parallel.devices': devices})))
   return parts, parts(1).initial_state()
 
 
@@ -96,7 +96,7 @@ def test_fine_tuning_learns_easy_classes_and_moves_the_encoder(prepared):
 
 def test_the_host_crops_from_the_images_as_they_are_stored(tmp_path, monkeypatch):
   chosen = tiny(tmp_path, **{'data.image_size': 8, 'data.on_device': 'no', 'augment.crop_scale': (0.4, 0.9)})
-  prepared, asked = run.prepare(chosen), []
+  prepared, asked = builder.prepare(chosen), []
   batches = pipeline.batches
   monkeypatch.setattr(pipeline, 'batches', lambda source, **kw: asked.append((source, kw)) or batches(source, **kw))
   assert finetune.finetune(prepared, prepared.initial_state(), protocol=SHORT)['top1'] > 60
@@ -108,7 +108,7 @@ def test_the_host_crops_from_the_images_as_they_are_stored(tmp_path, monkeypatch
 
 def test_what_the_host_has_cropped_is_not_cropped_again(tmp_path, monkeypatch):
   changes = {'data.image_size': 8, 'data.on_device': 'no', 'augment.crop_scale': (0.2, 0.3), 'augment.flip': 0.0}
-  chosen = run.prepare(tiny(tmp_path, **changes))
+  chosen = builder.prepare(tiny(tmp_path, **changes))
   seen, image = [], np.random.default_rng(0).integers(256, size=(8, 8, 3), dtype=np.uint8)
   update = lambda model, direction, augment, *rest: seen.append(augment) or (lambda *state: state)
   monkeypatch.setattr(finetune._Classifier, 'update', update)
@@ -118,20 +118,20 @@ def test_what_the_host_has_cropped_is_not_cropped_again(tmp_path, monkeypatch):
 
 
 def test_images_of_another_stored_size_are_cropped_on_the_device(tmp_path, monkeypatch):
-  chosen = run.prepare(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
+  chosen = builder.prepare(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
   monkeypatch.delattr(finetune, '_host_epochs')
   fit(((lambda devices: chosen), chosen.initial_state()), 1, dataclasses.replace(SHORT, epochs=1), frozen=False)
 
 
 def test_arrays_that_are_not_to_be_on_the_device_are_not_put_there(tmp_path, monkeypatch):
-  chosen = run.prepare(tiny(tmp_path, **{'data.on_device': 'no'}))
+  chosen = builder.prepare(tiny(tmp_path, **{'data.on_device': 'no'}))
   assert chosen.train.ready(12)
   monkeypatch.delattr(finetune, '_device_epochs')
   fit(((lambda devices: chosen), chosen.initial_state()), 1, dataclasses.replace(SHORT, epochs=1), frozen=False)
 
 
 def test_the_host_s_workers_and_processes_fine_tune(tmp_path, monkeypatch):
-  chosen = run.prepare(tiny(tmp_path, **{'data.on_device': 'no', 'data.image_size': 8, 'data.workers': 3}))
+  chosen = builder.prepare(tiny(tmp_path, **{'data.on_device': 'no', 'data.image_size': 8, 'data.workers': 3}))
   asked = {}
   monkeypatch.setattr(pipeline, 'batches', lambda source, **settings: asked.update(settings) or iter(()))
   monkeypatch.setattr(finetune.contextlib, 'closing', contextlib.nullcontext)
@@ -149,7 +149,7 @@ def test_the_same_classifier_on_any_devices(prepared, frozen):
 @pytest.mark.parametrize('frozen', [False, True])
 def test_the_same_classifier_from_images_on_the_device_and_from_the_host(tmp_path, frozen, monkeypatch):
   protocol = dataclasses.replace(SHORT, epochs=2)
-  chosen = run.prepare(tiny(tmp_path, augment=dict(name='none', flip=0.5)))  # the host draws crops of its own
+  chosen = builder.prepare(tiny(tmp_path, augment=dict(name='none', flip=0.5)))  # the host draws crops of its own
   prepared = (lambda devices: chosen), chosen.initial_state()
   one_by_one = fit(prepared, 1, protocol, frozen=frozen)
   with monkeypatch.context() as patched:

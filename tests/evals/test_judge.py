@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs import base
-from ssl_jax.evals import judge
+from ssl_jax.evals import from_features
 
 LABELS = np.arange(40) % 4
 COLLAPSED = {
@@ -20,8 +20,10 @@ COLLAPSED = {
 def test_a_collapsed_encoder_is_judged_without_what_it_does_not_have(features):
   settings = base.get_config().eval.to_dict() | {'k': (5,)}
   views = np.stack([features[:8]] * 4)
-  spaces = {name: judge.Space(features, features, views) for name in ('backbone', 'projector')}
-  numbers, arrays = judge.judge(spaces, judge.Labels(LABELS, LABELS, LABELS[:8]), settings, temperature=0.5)
+  spaces = {name: from_features.Space(features, features, views) for name in ('backbone', 'projector')}
+  numbers, arrays = from_features.judge(
+    spaces, from_features.Labels(LABELS, LABELS, LABELS[:8]), settings, temperature=0.5
+  )
   found = json.loads(json.dumps(numbers, allow_nan=False))['measures']['projector']
   assert 'alpha_req' not in found
   assert found['alignment'] == pytest.approx(0, abs=1e-5)
@@ -32,6 +34,6 @@ def test_a_collapsed_encoder_is_judged_without_what_it_does_not_have(features):
 def test_one_image_of_each_class_has_no_similarity_within_classes():
   x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
   labels = np.arange(8)
-  found = judge.measures(judge.Space(x, x), judge.Labels(labels, labels), None)
+  found = from_features.measures(from_features.Space(x, x), from_features.Labels(labels, labels), None)
   assert 'same_label_similarity' not in found
   assert 'uniformity' in found

@@ -10,7 +10,7 @@ import pytest
 from absl.testing import parameterized
 
 from ssl_jax import temperature
-from ssl_jax.evals import blocks, knn, metrics
+from ssl_jax.evals import knn, metrics, row_blocks
 from tests.reference import pairwise
 
 LABELS = np.repeat([0, 2, 3, 7], [19, 10, 5, 3])  # imbalanced, and not every number is a class
@@ -224,10 +224,10 @@ def test_memory_does_not_grow_as_the_square_of_the_examples():
   x, y = jax.ShapeDtypeStruct((n, d), jnp.float32), jax.ShapeDtypeStruct((n,), jnp.int32)
   small = jax.ShapeDtypeStruct((1000,), jnp.float32)
   weights, prototypes = jax.ShapeDtypeStruct((n,), jnp.float32), jax.ShapeDtypeStruct((1000, d), jnp.float32)
-  block = blocks.rows(n, n)
+  block = row_blocks.rows(n, n)
   programs = {
     'uniformity': metrics._uniformity.lower(x, 2.0, block=block),
-    'class_sums': metrics._class_sums.lower(x, y, num_classes=1000, block=blocks.rows(n, d)),
+    'class_sums': metrics._class_sums.lower(x, y, num_classes=1000, block=row_blocks.rows(n, d)),
     'repelling_gap': metrics._repelling_gap.lower(x, y, x, weights, prototypes, small, 2.0, block=block),
     'penalty_entropy': metrics._penalty_entropy.lower(x, metrics._argument(COSINE), block=block),
     'penalty_distribution': metrics._penalty_distribution.lower(x, metrics._argument(COSINE), bins=100, block=block),
@@ -236,7 +236,7 @@ def test_memory_does_not_grow_as_the_square_of_the_examples():
     'similarity_histograms': metrics._similarity_histograms.lower(x, x, y, bins=100, block=block),
     'rankme': metrics._singular_values.lower(x),
     'knn': knn._classify.lower(
-      x, y, x, 0.1, k=(1, 200), vote='cosine', num_classes=1000, block=blocks.rows(n, 200 * 1000)
+      x, y, x, 0.1, k=(1, 200), vote='cosine', num_classes=1000, block=row_blocks.rows(n, 200 * 1000)
     ),
   }
   for name, program in programs.items():

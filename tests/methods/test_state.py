@@ -16,9 +16,9 @@ from ssl_jax import losses, methods, pairs, temperature
 from ssl_jax.data import pipeline
 from ssl_jax.methods import Network, Plan
 from ssl_jax.models import heads
-from ssl_jax.parallel import AXIS, Devices
-from ssl_jax.state import State, average_of
-from ssl_jax.step import make_update
+from ssl_jax.run.devices import AXIS, Devices
+from ssl_jax.run.state import State, average_of
+from ssl_jax.run.update import make_update
 
 BATCH, EXAMPLES, STEPS, RATE, D = 8, 24, 10, 0.5, 4
 TAU = 0.3

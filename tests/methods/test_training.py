@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from configs import base
-from ssl_jax import config, methods, optim
+from ssl_jax import config, methods
 from ssl_jax.data import augment, embedded
 from ssl_jax.evals import knn
-from ssl_jax.state import State
-from ssl_jax.step import example_keys, make_update
+from ssl_jax.run import optimizers
+from ssl_jax.run.state import State
+from ssl_jax.run.update import example_keys, make_update
 
 SEED, IMAGES, BATCH, SIZE, CROP = 0, 2000, 20, 16, 12
 STEPS = IMAGES // BATCH  # an epoch
@@ -210,8 +211,8 @@ def trained(name, seed):
   method = methods.create(made, examples=IMAGES, **lengths)
   params, batch_stats, extra = method.init(jax.random.key(seed), jnp.zeros((2, SIZE, SIZE, 3)))
   chex.assert_trees_all_equal(params['network']['encoder'], untrained(seed)[0])
-  rate = optim.rate(made.optimizer, batch_size=BATCH, **lengths)
-  optimizer = optim.create(made.optimizer, rate)
+  rate = optimizers.rate(made.optimizer, batch_size=BATCH, **lengths)
+  optimizer = optimizers.create(made.optimizer, rate)
   state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, optimizer.init(params))
   kept = [*range(made.views), *range(VIEWS, VIEWS + made.small_crops.number)]
   given = [lambda key, view: view] * len(kept)  # the views are made already

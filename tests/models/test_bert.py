@@ -7,8 +7,8 @@ import pytest
 import safetensors.numpy
 import torch
 
-from ssl_jax import models, weights
-from ssl_jax.models import bert
+from ssl_jax import models
+from ssl_jax.models import bert, torch_weights
 
 KEY = jax.random.key(0, impl='rbg')
 SMALL = dict(width=24, depth=2, heads=3, vocabulary=50, positions=12)
@@ -100,9 +100,9 @@ def test_outputs_and_gradients_are_torch_s(pooling):
     value, gradients = jax.jit(jax.value_and_grad(loss))(variables)
     ours = {
       name: np.asarray(g)
-      for name, g in weights.to_torch(jax.tree.map(lambda g: g.astype(jnp.float32), gradients)).items()
+      for name, g in torch_weights.to_torch(jax.tree.map(lambda g: g.astype(jnp.float32), gradients)).items()
     }
-    network = Torch(weights.to_torch(variables), SMALL['width'], SMALL['depth'], SMALL['heads'], pooling)
+    network = Torch(torch_weights.to_torch(variables), SMALL['width'], SMALL['depth'], SMALL['heads'], pooling)
     theirs = (network(torch.tensor(np.asarray(x[:, :-2], np.int64))) * torch.tensor(np.asarray(direction))).sum()
     theirs.backward()
     np.testing.assert_allclose(value, theirs.item(), rtol=1e-5)
@@ -186,7 +186,7 @@ def test_what_cannot_be_is_told(changes, message):
 def test_weights_of_transformers_are_loaded(tmp_path, old):
   """Also under the names of older files, with what BERT was trained with."""
   module, variables = small(), init(small())
-  tensors = weights.to_torch(variables)
+  tensors = torch_weights.to_torch(variables)
   assert 'encoder.layer.1.attention.self.query.weight' in tensors
   if old:
     rename = lambda name: (
@@ -198,5 +198,5 @@ def test_weights_of_transformers_are_loaded(tmp_path, old):
       'cls.predictions.bias': np.ones(50, np.float32),
     }
   safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
-  found = weights.load(tmp_path / 'model.safetensors', module, 9)
+  found = torch_weights.load(tmp_path / 'model.safetensors', module, 9)
   jax.tree.map(np.testing.assert_array_equal, found, variables)

@@ -13,14 +13,15 @@ from flax import linen as nn
 from flax.errors import FlaxError
 from ml_collections import ConfigDict
 
-from ssl_jax import methods, models, optim, weights
+from ssl_jax import methods, models
 from ssl_jax.config import flatten
 from ssl_jax.data import augment, imbalance, pipeline, sentences, sources
-from ssl_jax.models import bert
-from ssl_jax.names import nearest
-from ssl_jax.parallel import AXIS, Devices
-from ssl_jax.probe import Probe
-from ssl_jax.state import State, average_of
+from ssl_jax.models import bert, torch_weights
+from ssl_jax.registry import nearest
+from ssl_jax.run import optimizers
+from ssl_jax.run.devices import AXIS, Devices
+from ssl_jax.run.online_probe import Probe
+from ssl_jax.run.state import State, average_of
 
 ON_DEVICE_LIMIT = 4 * 2**30  # bytes of decoded training images that `data.on_device=auto` puts on the device
 
@@ -112,7 +113,7 @@ def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -
   given = config.init not in ('', 'random') and not resumed
   if given and of_text(config) and not config.data.vocabulary:
     raise ValueError(f"data.vocabulary = '' does not number words as init = {config.init!r} does: give its vocab.txt")
-  start = weights.load(config.init, encoder, input_size(config)) if given else None
+  start = torch_weights.load(config.init, encoder, input_size(config)) if given else None
   augments_of(config, on_device=True)
   judged(config)
   kept = imbalance.create(config.imbalance)
@@ -127,7 +128,7 @@ def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -
     raise ValueError(f'model.vocabulary = {encoder.vocabulary} is less than the {pieces}: raise it')
   steps_per_epoch = max(len(train) // config.batch_size, 1)
   lengths = dict(steps_per_epoch=steps_per_epoch, total_steps=config.steps or config.epochs * steps_per_epoch)
-  rate = optim.rate(config.optimizer, batch_size=config.batch_size, **lengths)
+  rate = optimizers.rate(config.optimizer, batch_size=config.batch_size, **lengths)
   if config.probe and train.labels is None:
     raise ValueError(f'probe = {config.probe} needs labels, and data.train_split has none: set probe=0')
   augments, normalize, denormalize = augments_of(config, on_device)
@@ -139,7 +140,7 @@ def prepare(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -
     method=methods.create(config, examples=len(train), axis_name=AXIS, **lengths),
     start=start,
     rate=rate,
-    optimizer=optim.create(config.optimizer, rate),
+    optimizer=optimizers.create(config.optimizer, rate),
     probe=Probe(train.labels, config.probe) if config.probe else None,
     augments=augments,
     normalize=normalize,

@@ -6,8 +6,8 @@ import string
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ssl_jax import figures
-from ssl_jax.checkpoint import write_text
+from ssl_jax.reporting import figures
+from ssl_jax.workdir.files import write_text
 
 
 class Number(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from ssl_jax.evals import check, knn, linear, metrics, tally
+from ssl_jax.evals import check, knn, linear, metrics, scoring
 from ssl_jax.temperature import Temperature
 
 # Temperatures that a run's own is compared with in the penalty curves (behaviour Fig. 3).
@@ -87,8 +87,8 @@ def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dic
   }
   confused, thirds = {}, {}
   for name, predicted in predictions.items():
-    matrix = tally.confusion(predicted, labels.test, classes)
-    accuracy = tally.per_class_accuracy(matrix)
+    matrix = scoring.confusion(predicted, labels.test, classes)
+    accuracy = scoring.per_class_accuracy(matrix)
     table[name] = [None if np.isnan(x) else float(x) for x in accuracy]
     wrong = matrix * (1 - np.eye(classes, dtype=matrix.dtype))
     table[f'{name}_mistaken_for'] = [labels.names[row.argmax()] if row.any() else None for row in wrong]
@@ -97,7 +97,7 @@ def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dic
     if (
       train[present].max() >= 2 * train[present].min() and present.sum() >= 3 and not np.isnan(accuracy[present]).any()
     ):
-      thirds |= {f'{name}_{k}': v for k, v in tally.head_middle_tail(accuracy[present], train[present]).items()}
+      thirds |= {f'{name}_{k}': v for k, v in scoring.head_middle_tail(accuracy[present], train[present]).items()}
   return {'classes': table, **thirds}, confused
 
 

@@ -9,8 +9,8 @@ import optax
 from jax import lax
 
 from ssl_jax.methods import Inputs, Method
-from ssl_jax.probe import Probe
-from ssl_jax.state import State, average_of
+from ssl_jax.run.online_probe import Probe
+from ssl_jax.run.state import State, average_of
 
 Images = jax.Array | tuple[jax.Array, ...]
 # One view of one example: (key, image) -> image.

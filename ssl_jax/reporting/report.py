@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ssl_jax import figures, page, records
-from ssl_jax.checkpoint import read_json, writable
 from ssl_jax.config import LATER, flatten, relevant
-from ssl_jax.evals.tally import mean_and_spread
-from ssl_jax.page import Cards, Figure, Number, Section, Table
+from ssl_jax.evals.scoring import mean_and_spread
+from ssl_jax.reporting import figures, page
+from ssl_jax.reporting.page import Cards, Figure, Number, Section, Table
+from ssl_jax.workdir import metric_log
+from ssl_jax.workdir.files import read_json, writable
 
 MEASURES = {
   'alignment': ('alignment', 'E‖x − x⁺‖² of views of an image, or of sentences that say the same; lower is closer'),
@@ -57,7 +58,7 @@ class Run:
       with np.load(workdir / 'evaluation.npz', allow_pickle=False) as stored:
         arrays = dict(stored)
     found = cls(
-      workdir, load('config.json'), load('summary.json'), load('evaluation.json'), arrays, records.read(workdir)
+      workdir, load('config.json'), load('summary.json'), load('evaluation.json'), arrays, metric_log.read(workdir)
     )
     if not (found.rows or found.summary or found.evaluation):
       raise ValueError(f'--workdir={str(workdir)!r} holds no records: train or evaluate there first')
@@ -67,7 +68,7 @@ class Run:
   def accuracies(self) -> dict[str, float]:
     """Percentages, of the evaluation or, where there is none, of the end of training, as the probe's always are."""
     found = {**{k: v for k, v in self.summary.items() if k == 'probe'}, **(self.evaluation or self.summary)}
-    kinds, others = records.JUDGED, ('_std', '_head', '_middle', '_tail')
+    kinds, others = metric_log.JUDGED, ('_std', '_head', '_middle', '_tail')
     return {k: v for k, v in found.items() if k.startswith(kinds) and isinstance(v, float) and not k.endswith(others)}
 
   @property

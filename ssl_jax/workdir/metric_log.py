@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ssl_jax.checkpoint import read_json, write_text
+from ssl_jax.workdir.files import read_json, write_text
 
 JUDGED = ('knn', 'probe', 'linear', 'finetune', 'spearman')  # how the names of accuracies begin
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from ssl_jax.optim import for_strict_promotion
+from ssl_jax.run.optimizers import for_strict_promotion
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,14 @@ from flax import linen as nn
 from ml_collections import ConfigDict
 
 import ssl_jax
-from ssl_jax import checkpoint, models, weights
+from ssl_jax import models
 from ssl_jax.evals import features
+from ssl_jax.models import torch_weights
 from ssl_jax.models.resnet import ResNet
 from ssl_jax.models.vit import ViT
-from ssl_jax.run import augment_settings, augments_of, input_size, of_text
+from ssl_jax.run.builder import augment_settings, augments_of, input_size, of_text
+from ssl_jax.workdir import files
+from ssl_jax.workdir.checkpoints import Checkpoints
 
 PLATFORMS = ('cpu', 'cuda')  # that the program is lowered for
 
@@ -27,9 +30,9 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   """
   import safetensors.numpy
 
-  checkpoint.read_config(workdir)  # a wrong workdir is not made
-  workdir = checkpoint.check(workdir, config.to_dict())
-  checkpoints = checkpoint.Checkpoints(workdir, config.to_dict())
+  files.read_config(workdir)  # a wrong workdir is not made
+  workdir = files.check(workdir, config.to_dict())
+  checkpoints = Checkpoints(workdir, config.to_dict())
   state = checkpoints.newest()
   checkpoints.close()
   params, batch_stats = state.evaluated
@@ -53,9 +56,9 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   else:
     settings, _ = augment_settings(config)
     about |= {'image_size': str(size), 'mean': json.dumps(settings['mean']), 'std': json.dumps(settings['std'])}
-  tensors = weights.to_torch(parts['encoder']) | weights.constants(encoder, size)
-  head = {f'projector.{name}': tensor for name, tensor in weights.to_torch(parts['projector']).items()}
-  files = {
+  tensors = torch_weights.to_torch(parts['encoder']) | torch_weights.constants(encoder, size)
+  head = {f'projector.{name}': tensor for name, tensor in torch_weights.to_torch(parts['projector']).items()}
+  written = {
     'encoder.safetensors': safetensors.numpy.save(tensors, about),
     'encoder.jax': bytes(program.serialize()),
     'projector.safetensors': safetensors.numpy.save(
@@ -64,10 +67,10 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
     'README.md': (_readme_of_text if text else _readme)(config, encoder, about).encode(),
   }
   if text:
-    files['vocab.txt'] = (workdir / 'vocab.txt').read_bytes()
-  folder = checkpoint.writable(workdir / 'export')
-  for name, data in files.items():
-    checkpoint.write_bytes(folder / name, data)
+    written['vocab.txt'] = (workdir / 'vocab.txt').read_bytes()
+  folder = files.writable(workdir / 'export')
+  for name, data in written.items():
+    files.write_bytes(folder / name, data)
   what = f'sentences of {size} tokens' if text else f'images of {size} px'
   print(f'{config.model.name} at step {about["step"]}, {what} to {about["features"]} features: {folder}')
   print(f'  {", ".join(files)} (how to load them)')

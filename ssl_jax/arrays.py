@@ -1,0 +1,27 @@
+"""Two conversions that everything above shares."""
+
+import jax
+import jax.numpy as jnp
+
+
+def to_float32(x: jax.typing.ArrayLike) -> jax.Array:
+  """x in float32, or in float64 if it already is: gradients are checked in float64.
+
+  >>> to_float32(jnp.ones(2, jnp.bfloat16)).dtype
+  dtype('float32')
+  """
+  x = jnp.asarray(x)
+  return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+
+
+def normalize(x: jax.Array, axis: int = -1) -> jax.Array:
+  """x / ‖x‖ in float32; a vector shorter than 1e-12 becomes 0, with gradient 0.  [..., D] -> [..., D]
+
+  >>> print(normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
+  [[0.6 0.8]
+   [0.  0. ]]
+  """
+  x = to_float32(x)
+  square = jnp.sum(x * x, axis=axis, keepdims=True)
+  short = square < 1e-24
+  return x * jnp.where(short, 0, jax.lax.rsqrt(jnp.where(short, 1, square)))

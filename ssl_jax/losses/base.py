@@ -1,0 +1,182 @@
+"""What every loss of similarities shares: shapes, types, masks, blocks, properties, and the way from a config to one.
+
+A loss is a function under `@contrastive_loss`, which also enters it in the table `CONTRASTIVE` that configs name.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax import pairs
+from ssl_jax.arrays import to_float32
+from ssl_jax.registry import arguments, find, prefix
+from ssl_jax.temperature import Temperature
+
+CONTRASTIVE: dict[str, Callable[..., jax.Array]] = {}  # every loss of similarities by name
+_GIVEN = ('pos', 'neg', 'temperature', 'where', 'axis_name')  # arguments that a config does not set
+
+
+@dataclasses.dataclass(frozen=True)
+class Properties:
+  """What a loss is beyond its equation.
+
+  Attributes:
+    no_temperature: why it takes no temperature; '' if it takes one.
+    cosine_only: why similarities must be cosines; '' if any will do.
+    separable: whether it is a term of the positives plus a term of the negatives.
+
+  >>> Properties(no_temperature='its alpha is 1 / tau', separable=True).cosine_only
+  ''
+  """
+
+  no_temperature: str = ''
+  cosine_only: str = ''
+  separable: bool = False
+
+
+def contrastive_loss(
+  *, no_temperature: str = '', cosine_only: str = '', separable: bool = False
+) -> Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]:
+  """A decorator for a loss of similarities, which declares its `Properties`.
+
+  The body sees float32 `pos` `[Q, K]`, `neg` and a full `where` `[Q, M]`. Of `pairs.NegativeBlocks` it sees one block
+  of queries after the other. A loss with a mean over all queries, which takes `axis_name`, sees the `NegativeBlocks` as
+  `neg` instead, and `where` None: it reads them through `over_negatives`.
+
+  >>> @contrastive_loss(no_temperature='this example has none')
+  ... def margin_free(pos, neg, *, where=None):
+  ...   return jnp.max(neg, axis=1, where=where, initial=-1.0) - jnp.min(pos, axis=1)
+  >>> print(margin_free(jnp.array([0.75]), jnp.array([[0.25, -0.5]])), CONTRASTIVE.pop('margin_free').__name__)
+  [-0.5] margin_free
+  """
+
+  def decorate(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    loss = _with_checks(function)
+    loss.properties = Properties(no_temperature, cosine_only, separable)  # type: ignore[attr-defined]
+    CONTRASTIVE[function.__name__] = loss
+    return loss
+
+  return decorate
+
+
+def _with_checks(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+  signature = inspect.signature(function)
+
+  def in_blocks(*args, **kwargs):
+    given = signature.bind(*args, **kwargs).arguments
+    blocks = given.pop('neg')
+    by_query = {key: value for key, value in given.items() if np.ndim(value)}  # pos, and a temperature [Q]
+    shared = {key: value for key, value in given.items() if key not in by_query}
+    return blocks.map(lambda neg, where, mine: loss(neg=neg, where=where, **mine, **shared), by_query)
+
+  @functools.wraps(function)
+  def loss(pos, neg, *args, where=None, **kwargs):
+    chex.assert_rank(pos, {1, 2})
+    pos = to_float32(pos)
+    pos = pos[:, None] if pos.ndim == 1 else pos
+    if isinstance(neg, pairs.NegativeBlocks):
+      chex.assert_equal_shape_prefix([pos, neg.queries], 1)
+      if where is not None:
+        raise ValueError(f'where has shape {where.shape}, but blocks of negatives have their own mask: leave it out')
+      if 'axis_name' not in signature.parameters:
+        return in_blocks(pos, neg, *args, **kwargs)
+      some = neg.map(lambda _, where: where.any(axis=1))
+      return jnp.where(some, function(pos, neg, *args, where=None, **kwargs), 0)
+    chex.assert_rank(neg, 2)
+    chex.assert_equal_shape_prefix([pos, neg], 1)
+    neg = to_float32(neg)
+    if 0 in (pos.shape[1], neg.shape[1]):
+      raise ValueError(
+        f'pos, neg = {pos.shape}, {neg.shape} have no columns: give each query a positive and a negative'
+      )
+    if where is None:
+      return function(pos, neg, *args, where=jnp.ones(neg.shape, bool), **kwargs)
+    chex.assert_equal_shape([neg, where])
+    if not isinstance(where, jax.core.Tracer) and not (some := np.asarray(where).any(axis=1)).all():
+      raise ValueError(
+        f'where is False for every negative of query {some.argmin()}: leave the query out or give it a negative'
+      )
+    where = jnp.asarray(where, bool)
+    return jnp.where(where.any(axis=1), function(pos, neg, *args, where=where, **kwargs), 0)
+
+  return loss
+
+
+def over_negatives(function: Callable[..., Any], neg: jax.Array | pairs.NegativeBlocks, where: jax.Array | None) -> Any:
+  """function(neg [Q, M], where [Q, M]) -> [Q, ...], block by block where `neg` comes in blocks.
+
+  >>> over_negatives(lambda neg, where: jnp.sum(where, axis=1), jnp.zeros((1, 3)), jnp.ones((1, 3), bool)).tolist()
+  [3]
+  """
+  return neg.map(function) if isinstance(neg, pairs.NegativeBlocks) else function(neg, where)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loss:
+  """A loss of similarities with its parameters: `loss(pos, neg, where, temperature, axis_name=...) -> [Q]`.
+
+  Attributes:
+    function: an entry of `CONTRASTIVE`.
+    parameters: its arguments by name, except the similarities, the mask and the temperature.
+
+  >>> from ssl_jax import losses
+  >>> print(Loss(losses.simple, dict(weight=0.5))(jnp.array([0.9]), jnp.array([[0.1, -0.2]])))
+  [-0.95]
+  """
+
+  function: Callable[..., jax.Array]
+  parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def name(self) -> str:
+    return self.function.__name__
+
+  @property
+  def properties(self) -> Properties:
+    return self.function.properties  # type: ignore[attr-defined]
+
+  @property
+  def takes_temperature(self) -> bool:
+    return not self.properties.no_temperature
+
+  def check_temperature(self, temperature: Temperature | None) -> None:
+    """Raises a ValueError where a temperature is given to a loss without one, or is missing."""
+    if self.takes_temperature and temperature is None:
+      raise ValueError(f'temperature = None, but the loss {self.name!r} needs one')
+    if not self.takes_temperature and temperature is not None:
+      raise ValueError(f'the loss {self.name!r} takes no temperature: {self.properties.no_temperature}')
+
+  def __call__(
+    self,
+    pos: jax.Array,
+    neg: jax.Array | pairs.NegativeBlocks,
+    where: jax.Array | None = None,
+    temperature: Temperature | None = None,
+    *,
+    axis_name: str | None = None,
+  ) -> jax.Array:
+    self.check_temperature(temperature)
+    given = {'temperature': temperature, 'axis_name': axis_name}
+    given = {key: value for key, value in given.items() if key in arguments(self.function)}
+    return self.function(pos, neg, where=where, **self.parameters, **given)
+
+
+def from_config(spec: Mapping[str, Any]) -> Loss:
+  """The loss of similarities that a config section names, with every argument checked.
+
+  >>> print(from_config(dict(name='simple', weight=0.5))(jnp.array([0.9]), jnp.array([[0.1, -0.2]])))
+  [-0.95]
+  """
+  found = find('loss', spec, CONTRASTIVE, given=_GIVEN)
+  loss = Loss(found.entry, found.parameters)
+  with prefix('loss'):  # the loss checks the values of its arguments: it is enough to trace it
+    one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    jax.eval_shape(lambda pos, neg: loss(pos, neg, temperature=1.0 if loss.takes_temperature else None), one, one)
+  return loss
