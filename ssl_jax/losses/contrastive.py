@@ -344,7 +344,9 @@ def nt_xent(
 
 
 def penalties(neg: jax.Array, temperature: Temperature, where: jax.Array | None = None) -> jax.Array:
-  """r = e^(neg/tau) / sum e^(neg/tau), the relative penalty on each negative (Wang & Liu 2021, Eq. 5).  [Q, M] -> [Q, M]
+  """r = e^(neg/tau) / sum e^(neg/tau), the relative penalty on each negative (Wang & Liu 2021, Eq. 5).
+
+  Shapes: [Q, M] -> [Q, M].
 
   At a constant temperature it is the gradient of `info_nce` with respect to each negative over the one with respect to
   the positive, up to its sign. It is 0 where `where` is False.
@@ -357,7 +359,9 @@ def penalties(neg: jax.Array, temperature: Temperature, where: jax.Array | None 
 
 
 def penalty_entropy(neg: jax.Array, temperature: Temperature, where: jax.Array | None = None) -> jax.Array:
-  """H(r) = -sum r log r of `penalties`, which grows with the temperature (Wang & Liu 2021, supplement sec. 2).  [Q, M] -> [Q]
+  """H(r) = -sum r log r of `penalties`, which grows with the temperature (Wang & Liu 2021, supplement, sec. 2).
+
+  Shapes: [Q, M] -> [Q].
 
   >>> print(penalty_entropy(jnp.array([[0.5, 0.0]]), 0.5))
   [0.5822]

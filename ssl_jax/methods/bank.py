@@ -53,7 +53,7 @@ class MemoryBank(Method):
     pos, neg, where = pairs.with_bank(queries, bank, index, drawn, similarity='dot', block=self.block)
     loss = jnp.mean(self.contrast(pos, neg, where, tau, axis_name=self.axis_name))
     extra = {**extra, 'bank': self._updated(bank, inputs.index, jax.lax.stop_gradient(sum(views) / len(views)))}
-    return loss, Outputs(batch_stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})
+    return loss, Outputs(batch_stats, extra, {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)})
 
   def _updated(self, bank, index, z):
     index, z = pairs.gather(index, self.axis_name), pairs.gather(z, self.axis_name)

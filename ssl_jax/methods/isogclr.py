@@ -93,5 +93,5 @@ class ISogCLR(Method):
     index = pairs.gather(inputs.index, self.axis_name)
     new = dict(average=average, tau=tau, slope=slope)
     images = {key: write(x, index, pairs.gather(new[key], self.axis_name)) for key, x in images.items()}
-    metrics = {'positive': jnp.mean(pos), 'tau': jnp.mean(old['tau'])}
+    metrics = {'positive_similarity': jnp.mean(pos), 'temperature': jnp.mean(old['tau'])}
     return jnp.mean(loss), Outputs(batch_stats, {**extra, 'images': images}, metrics)

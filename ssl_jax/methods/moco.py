@@ -89,7 +89,9 @@ class MoCo(Momentum):
     values = [jnp.mean(self.contrast(*pair, tau, axis_name=self.axis_name)) for pair in found]
     extra = {**extra, 'momentum': slow, **queue, 'keys': pairs.gather(keys[-1], self.axis_name)}
     pos = found[0].pos
-    return sum(values) / len(values), Outputs(stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})
+    return sum(values) / len(values), Outputs(
+      stats, extra, {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,5 +119,5 @@ class MoCoV3(Momentum):
     ]
     pos, neg, where = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
     loss = jnp.mean(self.contrast(pos, neg, where, tau, axis_name=self.axis_name))
-    metrics = {'positive': jnp.mean(pos), **mean_temperature(tau, pos)}
+    metrics = {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
     return loss, Outputs(stats, {**extra, 'momentum': slow}, metrics)

@@ -163,7 +163,7 @@ def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:
 
 
 def mean_temperature(tau: temperature.Temperature | None, pos: jax.Array) -> dict[str, jax.Array]:
-  """{'tau': the mean temperature of the positives}, to watch; {} for a loss without one."""
+  """{'temperature': the mean temperature of the positives}, a metric; {} for a loss without one."""
   if tau is None:
     return {}
-  return {'tau': jnp.mean(tau(pos) if callable(tau) else jnp.asarray(tau, jnp.float32))}
+  return {'temperature': jnp.mean(tau(pos) if callable(tau) else jnp.asarray(tau, jnp.float32))}

@@ -15,7 +15,7 @@ from ssl_jax.models.bert import BERT, KEY_WORDS
 from ssl_jax.models.resnet import BasicBlock, Bottleneck, ResNet
 from ssl_jax.models.vit import ViT
 
-__all__ = ['BERT', 'NAMES', 'create', 'example', 'heads', 'norm']
+__all__ = ['BERT', 'ENCODERS', 'NAMES', 'create', 'example', 'heads', 'norm']
 
 _RESNETS = {
   'resnet18': functools.partial(ResNet, stage_sizes=(2, 2, 2, 2), block=BasicBlock),
@@ -23,7 +23,7 @@ _RESNETS = {
   'resnet50': functools.partial(ResNet, stage_sizes=(3, 4, 6, 3), block=Bottleneck),
   'resnet101': functools.partial(ResNet, stage_sizes=(3, 4, 23, 3), block=Bottleneck),
 }
-_ENCODERS = {
+ENCODERS = {
   **_RESNETS,
   **{f'{name}_cifar': functools.partial(resnet, stem='cifar') for name, resnet in _RESNETS.items()},
   'resnet_tiny': functools.partial(ResNet, stage_sizes=(1, 1, 1), width=32, stem='cifar', stem_stride=2),
@@ -35,7 +35,7 @@ _ENCODERS = {
   'bert_small': functools.partial(BERT, width=512, depth=4, heads=8),
   'bert_tiny': functools.partial(BERT, width=128, depth=2, heads=2),
 }
-NAMES = tuple(_ENCODERS)
+NAMES = tuple(ENCODERS)
 
 
 def example(encoder, size):
@@ -47,4 +47,4 @@ def example(encoder, size):
 
 def create(name, *, dtype=jnp.float32, axis_name=None, **kwargs):
   """The encoder `name` of NAMES as a linen module; `kwargs` are its other fields, such as `zero_init_residual`."""
-  return registry.create(_ENCODERS, name, dtype=dtype, axis_name=axis_name, **kwargs)
+  return registry.create(ENCODERS, name, dtype=dtype, axis_name=axis_name, **kwargs)

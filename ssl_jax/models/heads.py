@@ -108,7 +108,7 @@ class Pooler(nn.Module):
     return wide(jnp.tanh(nn.Dense(x.shape[-1], kernel_init=kernel_init, dtype=self.dtype, name='fc')(x)))
 
 
-_HEADS = {
+HEADS = {
   # SimCLR as DySTreSS uses it (App. A.1): 512-512-128 on ResNet-18.
   'simclr': functools.partial(MLP, features=(None, 128), batch_norm='all'),
   'moco': functools.partial(MLP, features=(None, 128), batch_norm='none'),
@@ -136,9 +136,9 @@ _HEADS = {
   # fc8 of Wang & Isola's AlexNet.
   'alexnet': functools.partial(MLP, features=(128,), batch_norm='none', kernel_init=nn.initializers.normal(0.02)),
 }
-NAMES = tuple(_HEADS)
+NAMES = tuple(HEADS)
 
 
 def create(name, *, dtype=jnp.float32, axis_name=None, **kwargs):
   """The head `name` of NAMES as a linen module, `apply(variables, x, train)`; `kwargs` are fields to change."""
-  return registry.create(_HEADS, name, dtype=dtype, axis_name=axis_name, **kwargs)
+  return registry.create(HEADS, name, dtype=dtype, axis_name=axis_name, **kwargs)
