@@ -13,7 +13,7 @@ from configs import base
 
 NONE, TENTH = dict(name='none'), dict(name='constant', tau=0.1)
 MOCO = dict(name='moco', queue=4096, momentum=0.99)
-# Losses that sum over many features have gradients of very different sizes: Adam with warm-up replaces the papers' LARS.
+# Sums over many features have gradients of very different sizes: Adam with warm-up replaces the papers' LARS.
 ADAM = dict(name='adamw', learning_rate=1e-3, weight_decay=1e-6, warmup_epochs=2.0)
 REDUNDANCY = {
   'method': dict(name='redundancy'),
@@ -147,9 +147,7 @@ VARIANTS = {
     'temperature': TENTH,
   },
   'swav': {
-    'method': dict(
-      name='swav', predictor=dict(number=512), queue=0
-    ),  # experiments/baselines says why there is no queue
+    'method': dict(name='swav', predictor=dict(number=512), queue=0),  # experiments/baselines: why no queue
     'projector': dict(name='swav', features=(512, 128)),
     'loss': dict(name='swav'),
     'temperature': TENTH,

@@ -4,8 +4,8 @@
 
 `data.path` holds `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG`, or a prepared tfds `imagenet2012`; an empty path is the
 default tfds folder. Host workers decode and crop: set `data.workers` to the number of cores. The variants are the
-papers' recipes at this scale. `--mode=evaluate` trains linear classifiers on features of unaugmented images; the papers'
-classifiers see crops and flips, which reads all images in each epoch: `--config.eval.finetune=linear`.
+papers' recipes at this scale. `--mode=evaluate` trains linear classifiers on features of unaugmented images. The
+papers' classifiers see crops and flips, which reads all images in each epoch: `--config.eval.finetune=linear`.
 """
 
 from ml_collections import ConfigDict
@@ -77,8 +77,8 @@ VARIANTS = {
     'projector': dict(name='vicreg'),
     'loss': dict(name='vicreg', variance=12.5),
   },
-  # Combine with multi_crop: Caron et al. 2020 at batch 256, and Caron et al. 2021 for a ResNet-50. The latter blurs half
-  # of the small crops; ours blurs them like the first view.
+  # Combine with multi_crop: Caron et al. 2020 at batch 256, and Caron et al. 2021 for a ResNet-50. The latter blurs
+  # half of the small crops; ours blurs them like the first view.
   'swav': {
     'method': dict(name='swav', queue=3840, queue_epochs=15),
     'projector': dict(name='swav'),

@@ -15,12 +15,12 @@ from ssl_jax.registry import prefix
 class SimCLR(Method):
   """The other views of an image are its positives, the views of all other images its negatives (Chen et al. 2020).
 
-  `by_view_pair` takes the negatives from one pair of views at a time, as the CACR authors' code does, for a loss that
-  is a term of the positives plus a term of the negatives. `block`, above 0, is how many queries of a device are
-  compared with all keys at a time: the same numbers in less memory. `similarity` is one of `ssl_jax.pairs`: 'cosine',
-  or of embeddings that are not normalised 'dot' or 'euclidean', the negative distance (supervised Table 1).
-  `views_apart` encodes one view after the other, as the loops of many codes do: each is then a batch of its own for
-  batch norm.
+  Attributes:
+    by_view_pair: take the negatives from one pair of views at a time, as the CACR authors' code does. The loss must be
+      separable into a term of the positives and a term of the negatives.
+    block: above 0, compare this many queries per device with all keys at a time: the same numbers in less memory.
+    similarity: 'cosine', or 'dot' or 'euclidean' (the negative distance) of unnormalized embeddings (Lee 2025, Table 1).
+    views_apart: encode one view after the other, so that each is a separate batch for batch norm, as in many codes.
   """
 
   by_view_pair: bool = False
@@ -56,9 +56,9 @@ class SimCLR(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CMC(Method):
-  """Each view is contrasted with each other one on its own: one positive, and the negatives of that view alone.
+  """Each pair of views is contrasted separately: one positive, and the negatives of that view only.
 
-  With views that are augmentations this is contrastive multiview coding (Tian et al. 2019) as cacr compares with it.
+  With augmentations as views this is contrastive multiview coding (Tian et al. 2019), a baseline of CACR.
   """
 
   def loss(self, params, batch_stats, extra, inputs: Inputs):
