@@ -19,7 +19,7 @@ class SimCLR(Method):
     by_view_pair: take the negatives from one pair of views at a time, as the CACR authors' code does. The loss must be
       separable into a term of the positives and a term of the negatives.
     block: above 0, compare this many queries per device with all keys at a time: the same numbers in less memory.
-    similarity: 'cosine', or 'dot' or 'euclidean' (the negative distance) of unnormalized embeddings (Lee 2025, Table 1).
+    similarity: 'cosine', or of unnormalized embeddings 'dot' or 'euclidean', the negative distance (Lee 2025, Table 1).
     views_apart: encode one view after the other, so that each is a separate batch for batch norm, as in many codes.
   """
 
