@@ -9,7 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-MODULES = ('names', 'temperature', 'pairs', 'losses', 'losses.contrastive', 'losses.redundancy')
+MODULES = (
+  *('registry', 'arrays', 'temperature', 'pairs', 'losses'),
+  *('losses.base', 'losses.contrastive', 'losses.redundancy', 'losses.distillation'),
+)
 
 IMPORT = """
 import sys, time

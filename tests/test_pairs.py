@@ -135,7 +135,10 @@ class LayoutTest(chex.TestCase):
     for message, call in (
       (r'^views = 1 arrays are too few: give 2 or more', lambda: pairs.in_batch(z)),
       (r'^batch = 1 instance leaves no negatives: give 2 or more', lambda: pairs.in_batch(z[:1], z[:1])),
-      (r"^similarity = 'cosin' is out of range: give 'cosine'", lambda: pairs.in_batch(z, z, similarity='cosin')),
+      (
+        r"^similarity = 'cosin' is not a valid choice: did you mean 'cosine'",
+        lambda: pairs.in_batch(z, z, similarity='cosin'),
+      ),
     ):
       with self.assertRaisesRegex(ValueError, message):
         call()

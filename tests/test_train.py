@@ -175,9 +175,7 @@ def test_checkpoints_do_not_cut_the_steps_of_a_dispatch(tmp_path, monkeypatch):
   saved, lengths = [], []
   chosen = tiny(tmp_path, **{'checkpoint.every_steps': 7, 'batch_size': 8, 'parallel.steps_per_call': 4})
   save, calls = Checkpoints.save, train._calls
-  monkeypatch.setattr(
-    Checkpoints, 'save', lambda self, state, w: saved.append(int(state.step)) or save(self, state, w)
-  )
+  monkeypatch.setattr(Checkpoints, 'save', lambda self, state, w: saved.append(int(state.step)) or save(self, state, w))
 
   def watched(run, step):
     for call, count in calls(run, step):

@@ -194,7 +194,7 @@ def macl(
   """
   tau = temperatures.macl(pos, tau0=tau0, alpha=alpha, threshold=threshold, axis_name=axis_name)
   x = over_negatives(lambda neg, where: _logsumexp(neg / tau, where), neg, where)[:, None] - pos / tau
-  # -log P = softplus(x) and 1 - P = sigmoid(x); their quotient tends to 1 as both vanish. Since softplus' = sigmoid, the
+  # -log P = softplus(x) and 1 - P = sigmoid(x); their quotient tends to 1 as both vanish. As softplus' = sigmoid, the
   # gradient of the weighted loss with respect to x is exactly 1.
   value = jax.nn.softplus(y := jnp.maximum(x, -50)) / jax.nn.sigmoid(y)
   return jnp.mean(jax.lax.stop_gradient(value) + (x - jax.lax.stop_gradient(x)), axis=1)
@@ -409,7 +409,7 @@ def _log_mean_exp(x: jax.Array, counts: jax.Array, axis_name: str | None) -> jax
 def _hardest(neg: jax.Array, where: jax.Array, fraction: float) -> tuple[jax.Array, jax.Array]:
   """The ceil(fraction · M) largest negatives of each query, where M counts `where`, and their mask."""
   require('fraction', fraction, lambda x: 0 < x <= 1, 'in (0, 1]')
-  # The number to keep of 0, 1, ..., M negatives, in float64: 0.07 · 100 is slightly more than 7, and its ceil must be 7.
+  # The number to keep of 0, 1, ..., M negatives, in float64: 0.07 · 100 is slightly above 7, and its ceil must be 7.
   sizes = np.ceil(fraction * np.arange(neg.shape[1] + 1) - 1e-9).astype(np.int32)
   _, index = jax.lax.top_k(_masked(jax.lax.stop_gradient(neg), where), int(sizes[-1]))
   size = jnp.asarray(sizes)[jnp.sum(where, axis=1)]

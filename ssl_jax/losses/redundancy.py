@@ -1,6 +1,6 @@
 """Losses of two views without negatives: `loss(z1, z2, *, axis_name=None, ...) -> []`, embeddings `[B, D]`.
 
-With `axis_name` the statistics are those of the batch of all devices, and the value is the same on every device. As with
+With `axis_name` the statistics are those of the batch of all devices, and the value is the same on every device. As in
 `ssl_jax.pairs`, differentiate on each device and average the gradients with `lax.pmean`: the result is the gradient of
 the loss of the whole batch, under `jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
 
@@ -126,8 +126,8 @@ def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axi
   """sum_i (1 - z1_i·b2_i / B)² + sum_i (1 - z2_i·b1_i / B)² (ARB, Zhang et al. 2022).  [B, D] ×2 -> []
 
   z_i `[B]` is a standardized feature. b is the orthogonal basis nearest to the D features of the view,
-  Z (Zᵀ Z / B + eps I)^(-1/2), with its gradient stopped; eps is for batches of fewer than D examples. `groups` finds one
-  basis for each of this many equal groups of features, which is cheaper.
+  Z (Zᵀ Z / B + eps I)^(-1/2), with its gradient stopped; eps is for batches of fewer than D examples. `groups` finds
+  one basis for each of this many equal groups of features, which is cheaper.
 
   >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
   >>> print(f'{arb(z, z):.2f} {arb(z, -z):.2f}')
