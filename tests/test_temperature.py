@@ -96,7 +96,7 @@ class ScaleTest(absltest.TestCase):
     for tau, message in (
       (
         jnp.full(3, 0.5),
-        r'^temperature has shape \(3,\), and the similarities \(2, 3\): give a number, or one a query',
+        r'^temperature has shape \(3,\), but the similarities have shape \(2, 3\): give a number, or one per query',
       ),
       (jnp.float32(-1), '^temperature = -1 must be'),
     ):
@@ -273,7 +273,7 @@ class ConfigTest(chex.TestCase):
     ),
     (
       dict(name='cosine', tau_min=dict(name='linear_schedule', start=0.1, end=0.3, epochs=5), tau_max=0.2),
-      'tau_min = 0.2',  # not at the first step, but before the last
+      'tau_min = 0.3 must not exceed tau_max = 0.2',  # not at the first step, but at the end of the schedule
     ),
     (
       dict(name='cosine', tau_min=dict(name='linear_schedule', start=0.1, ende=0.3), tau_max=0.2),
@@ -281,7 +281,7 @@ class ConfigTest(chex.TestCase):
     ),
     (
       dict(name='cosine', tau_min=dict(name='cosine', tau_min=0.1, tau_max=0.2), tau_max=0.2),
-      "tau_min.name = 'cosine' is not a known tau_min: did one of linear_schedule, cosine_schedule, learnable",
+      "tau_min.name = 'cosine' is not a known tau_min: did you mean 'cosine_schedule'",
     ),
   )
   def test_refusals(self, spec, message):

@@ -81,8 +81,8 @@ def sinkhorn(
   same on every device, which take part without being returned. The gradient is stopped.
 
   >>> print(sinkhorn(jnp.array([[1.0, 0.9], [1.0, 0.0]])).round(2))
-  [[0. 1.]
-   [1. 0.]]
+  [[0.14 0.86]
+   [1.   0.  ]]
   """
   require_positive(epsilon=epsilon)
   require('iterations', iterations, lambda n: n >= 1, 'at least 1')
