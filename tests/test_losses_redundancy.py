@@ -68,7 +68,7 @@ class OracleTest(chex.TestCase):
     for message, call in (
       (r'^lam = -1 must be', lambda: losses.barlow_twins(z, z, lam=-1)),
       (r'^variance = 0 must be', lambda: losses.vicreg(z, z, variance=0)),
-      ('^batch = 1 example has no variance: give 2 or more', lambda: losses.vicreg(z[:1], z[:1])),
+      ('^batch = 1 example has no variance: give at least 2', lambda: losses.vicreg(z[:1], z[:1])),
       (r'^eps = 1.0 must be in \[0, 1\)', lambda: losses.w_mse(z, z, eps=1.0)),
       (r'^eps = 0.0 needs more than 4 examples', lambda: losses.w_mse(z[:4], z[:4])),
       (
