@@ -185,8 +185,8 @@ def test_views_are_of_images(trained, tmp_path):
       {'model.vocabulary': 20},
       r'model\.vocabulary = 20 is less than the \d+ pieces of the vocabulary of the sentences',
     ),
-    ({'data.path': 'nowhere.txt'}, r"data\.path = 'nowhere\.txt' is no file"),
-    ({'data.vocabulary': 'nowhere.txt'}, r"data\.vocabulary = 'nowhere\.txt' is no file"),
+    ({'data.path': 'nowhere.txt'}, r"data\.path = 'nowhere\.txt' is not a file"),
+    ({'data.vocabulary': 'nowhere.txt'}, r"data\.vocabulary = 'nowhere\.txt' is not a file"),
     ({'init': 'x.safetensors'}, r"data\.vocabulary = '' does not number words as init = 'x\.safetensors' does"),
     ({'augment.rate': 0.3}, r'augment\.rate = 0\.3 has no meaning for sentences: drop it, or set model\.dropout'),
     ({'augment_other': dict(flip=0.5)}, r'augment_other\.flip = 0\.5 has no meaning for sentences'),
@@ -257,5 +257,5 @@ def test_files_of_images_are_not_taken_for_bert_s(trained, tmp_path):
 
   safetensors.numpy.save_file({'conv1.weight': np.ones((1, 1), np.float32)}, tmp_path / 'resnet.safetensors')
   encoder = builder.prepare(trained[2]).method.network.encoder
-  with pytest.raises(ValueError, match=r"has 'conv1\.weight', which the encoder has not"):
+  with pytest.raises(ValueError, match=r"has 'conv1\.weight', which the encoder does not have"):
     torch_weights.load(tmp_path / 'resnet.safetensors', encoder, 8)
