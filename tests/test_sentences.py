@@ -257,5 +257,5 @@ def test_files_of_images_are_not_taken_for_bert_s(trained, tmp_path):
 
   safetensors.numpy.save_file({'conv1.weight': np.ones((1, 1), np.float32)}, tmp_path / 'resnet.safetensors')
   encoder = builder.prepare(trained[2]).method.network.encoder
-  with pytest.raises(ValueError, match=r"has 'conv1\.weight', which the encoder does not have"):
+  with pytest.raises(ValueError, match=r"has 'conv1\.weight', which the encoder has not"):
     torch_weights.load(tmp_path / 'resnet.safetensors', encoder, 8)
