@@ -380,27 +380,27 @@ def without(tensors, name):
     (lambda t: {'bn1.bias': t['bn1.bias']}, r"lacks '[\w.]+' and \d+ more of the encoder"),
     (
       lambda t: t | {'layer9.0.bn1.bias': np.ones(3)},
-      "has 'layer9.0.bn1.bias', which the encoder has not: give a file",
+      "has 'layer9.0.bn1.bias', which the encoder does not have: give a file",
     ),
     (
       lambda t: t | {'conv1.weight': np.ones((8, 3, 7, 7), np.float32)},
-      r"has 'conv1.weight' of shape \[8, 3, 7, 7\], and the encoder of \[8, 3, 3, 3\]: give a file",
+      r"has 'conv1.weight' of shape \[8, 3, 7, 7\], and the encoder needs \[8, 3, 3, 3\]: give a file",
     ),
     (
       lambda t: t | {'conv1.weight': t['conv1.weight'].astype(np.int8)},
-      "has 'conv1.weight', int8, not of finite floats",
+      r"has 'conv1.weight' \(int8\), which is not made of finite floats",
     ),
     (
       lambda t: t | {'bn1.bias': np.full(8, np.nan)},
-      "has 'bn1.bias', float64, not of finite floats: give another file",
+      r"has 'bn1.bias' \(float64\), which is not made of finite floats: give another file",
     ),
     (
       lambda t: t | {'bn1.running_var': -t['bn1.running_var']},
-      "has 'bn1.running_var' below 0, and it is a variance: give another file",
+      "has negative values in the variance 'bn1.running_var': give another file",
     ),
     (
       lambda t: {f'module.{name}': value for name, value in t.items()},
-      r"has 'module\.[\w.]+' and \d+ more, which the encoder has not: take 'module\.' off the names",
+      r"has 'module\.[\w.]+' and \d+ more, which the encoder does not have: remove the prefix 'module\.'",
     ),
   ],
   ids=['missing', 'many missing', 'spare', 'shape', 'integers', 'nan', 'variance', 'prefix'],
@@ -414,12 +414,12 @@ def test_a_file_that_does_not_fit_is_told_in_one_line_before_the_data_is_read(ex
 @pytest.mark.parametrize(
   ('content', 'message'),
   [
-    (None, 'is no file: give one, such as encoder.safetensors of --mode=export'),
-    (b'PK\x03\x04 a pickle', r'is no whole safetensors file of floats \(.+\): give encoder.safetensors'),
+    (None, 'is not a file: give a safetensors file, such as that of --mode=export'),
+    (b'PK\x03\x04 a pickle', r'is not a complete safetensors file of floats \(.+\): give encoder.safetensors'),
     (
       # numpy has no float8
       (62).to_bytes(8, 'little') + b'{"x":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}    ' + b'\0',
-      r'is no whole safetensors file of floats \(.+\): give encoder.safetensors',
+      r'is not a complete safetensors file of floats \(.+\): give encoder.safetensors',
     ),
   ],
 )
@@ -441,5 +441,5 @@ def test_learned_positions_are_refused(tmp_path):
   module = ViT(**VIT)
   tensors = torch_weights.to_torch(random_variables(module, 12)) | torch_weights.constants(module, 12)
   path = written(tmp_path, tensors | {'pos_embed': tensors['pos_embed'] + np.float32(0.1)})
-  with pytest.raises(ValueError, match="has 'pos_embed' other than the sines of this encoder: give another file"):
+  with pytest.raises(ValueError, match="has 'pos_embed' that differs from the fixed one of this encoder: give another"):
     torch_weights.load(path, module, 12)

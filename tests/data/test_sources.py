@@ -319,7 +319,7 @@ def test_nested_images_belong_to_the_class_above(tmp_path):
 
 def test_unusable_folders_are_rejected(tmp_path):
   fails(
-    r"data.path = '' is not a folder: set it to a DIR with the images in DIR/train/<class>/\*\.JPEG",
+    r"data.path = '' is not a folder: set it to a folder DIR with the images in DIR/train/<class>/\*\.JPEG",
     config('folder', ''),
   )
   fails('absent. is not a folder', config('folder', tmp_path / 'absent'))
