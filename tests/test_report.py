@@ -257,7 +257,7 @@ def test_features_of_unknown_origin_do_not_make_every_key_differ(runs, tmp_path)
   (other / 'config.json').unlink()
   report.compare([runs / 'seed0', runs / 'seed1', other], tmp_path / 'out')
   text = (tmp_path / 'out' / 'compare.md').read_text()
-  assert re.search(rf'\| A \| 0, 1 \|.*\| {report.Run.read(runs / "seed0").title} \|', text)
+  assert re.search(rf'\| A \| 0, 1 \|.*\| {report.FinishedRun.read(runs / "seed0").title} \|', text)
 
 
 def judged(**found):
@@ -284,7 +284,7 @@ def test_younger_keys_and_places_do_not_tell_runs_apart():
     known = chosen.to_dict()
     if older:
       del known['init'], known['data']['stored_size'], known['eval']['data']
-    return report.Run(path, known, {}, {}, {}, [])
+    return report.FinishedRun(path, known, {}, {}, {}, [])
 
   assert len(report._groups([made(0, '/here', False), made(1, '/there', False), made(2, '', True)])) == 1
 
@@ -335,7 +335,7 @@ def test_a_run_that_was_not_evaluated_still_has_a_page(runs, tmp_path):
 
 def test_the_probe_stays_beside_the_evaluation_and_thirds_have_their_own_table():
   evaluation = {'knn5': 80.0, 'knn5_head': 90.0, 'knn5_middle': 80.0, 'knn5_tail': 70.0, 'linear_std': 0.1}
-  found = report.Run(pathlib.Path(), {}, {'knn5': 79.0, 'probe': 60.0}, evaluation, {}, [])
+  found = report.FinishedRun(pathlib.Path(), {}, {'knn5': 79.0, 'probe': 60.0}, evaluation, {}, [])
   assert found.accuracies == {'probe': 60.0, 'knn5': 80.0}
 
 

@@ -19,13 +19,13 @@ from tests.test_train import tiny
 def averaged(tmp_path_factory):
   """(evaluator, a state whose average is far from its weights and statistics, the average's features of all images)"""
   changes = {'augment': dict(name='none'), 'eval.k': (1,), 'eval.batch_size': 32, 'eval.views': 2}
-  prepared = builder.prepare(tiny(tmp_path_factory.mktemp('data'), ema=0.8, probe=0.1, **changes))
+  prepared = builder.build(tiny(tmp_path_factory.mktemp('data'), ema=0.8, online_probe=0.1, **changes))
   state, rng = prepared.initial_state(), np.random.default_rng(0)
   far = lambda x: x + rng.uniform(0, 0.5, x.shape).astype(np.float32)
   average = jax.tree.map(far, average_of(state.params, state.batch_stats))
-  images = jax.vmap(prepared.normalize)(np.concatenate([prepared.train.items, prepared.test.items]))
+  images = jax.vmap(prepared.views.shown)(np.concatenate([prepared.train.items, prepared.eval_test.items]))
   found = jax.jit(prepared.method.features)({'network': average['network']}, average['batch_stats'], images)
-  return evaluate.Evaluator(prepared), state.replace(extra={**state.extra, 'average': average}), found
+  return ImageEvaluator(prepared), state.replace(extra={**state.extra, 'average': average}), found
 
 
 @pytest.fixture(scope='module')
@@ -33,9 +33,9 @@ def updated(averaged):
   """The state after a step on the first 32 images, as they are."""
   evaluator, state, _ = averaged
   prepared, index = evaluator.run, np.arange(32, dtype=np.int32)
-  settings = dict(seed=0, ema=0.8, probe=prepared.probe, axis_name=AXIS)
-  same = [lambda key, image: prepared.normalize(image)] * 2
-  update = make_update(prepared.method, prepared.optimizer, prepared.rate, same, **settings)
+  settings = dict(seed=0, ema=0.8, probe=prepared.online_probe, axis_name=AXIS)
+  same = [lambda key, image: prepared.views.shown(image)] * 2
+  update = make_update(prepared.method, prepared.optimizer, prepared.learning_rate, same, **settings)
   batch = prepared.devices.shard((prepared.train.items[index], index))
   state, _ = prepared.devices.map(update, replicated=1, sharded=2)(prepared.devices.replicate(state), *batch)
   return prepared.devices.unreplicate(state)
@@ -76,6 +76,6 @@ def test_weights_and_running_statistics_are_averaged(averaged, updated):
 
 def test_the_probe_learns_from_the_average(averaged, updated):
   evaluator, before, features = averaged
-  probe, index = evaluator.run.probe, np.arange(32, dtype=np.int32)
+  probe, index = evaluator.run.online_probe, np.arange(32, dtype=np.int32)
   expected, _ = jax.jit(probe.update)(before.extra['probe'], features['backbone'][:32], index)
   chex.assert_trees_all_close(updated.extra['probe'], expected, rtol=1e-3, atol=1e-5)

@@ -150,8 +150,8 @@ def test_evaluations_crop_views_from_the_stored_size(tmp_path, monkeypatch):
   monkeypatch.setattr(
     features, 'extract', lambda *given, size, batch_size: asked.append(size) or (nothing, np.zeros(1))
   )
-  prepared = builder.prepare(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
-  evaluate.Evaluator(prepared).all_features(prepared.initial_state(), tmp_path / 'features')
+  prepared = builder.build(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
+  ImageEvaluator(prepared).all_features(prepared.initial_state(), tmp_path / 'features')
   assert asked == [8, 8, 12, 12]  # training and test images, views, views of partners
 
 
@@ -159,60 +159,60 @@ def test_features_of_another_set_have_another_name(tmp_path, monkeypatch):
   told = []
   monkeypatch.setattr(features, 'digest', lambda settings, *given: told.append(settings['judged']) or 'name')
   monkeypatch.setattr(features, 'cached', lambda *given: dict.fromkeys(('train_skipped', 'test_skipped'), np.empty(0)))
-  monkeypatch.setattr(evaluate.Evaluator, '_spaces', lambda self, arrays: arrays)
+  monkeypatch.setattr(ImageEvaluator, '_spaces', lambda self, arrays: arrays)
   for changes in ({}, {'eval.data': dict(name='other', path=tiny(tmp_path).data.path)}):
-    prepared = builder.prepare(tiny(tmp_path, **changes))
-    evaluate.Evaluator(prepared).all_features(prepared.initial_state(), tmp_path)
+    prepared = builder.build(tiny(tmp_path, **changes))
+    ImageEvaluator(prepared).all_features(prepared.initial_state(), tmp_path)
   assert [judged['name'] for judged in told] == ['tiny', 'other'] and 'path' not in told[0]
 
 
 def test_another_test_split_leaves_the_training_images(tmp_path):
-  prepared = builder.prepare(tiny(tmp_path, **{'eval.data.test_split': 'train'}))
-  assert prepared.known is prepared.train and len(prepared.test) == 64
+  prepared = builder.build(tiny(tmp_path, **{'eval.data.test_split': 'train'}))
+  assert prepared.eval_train is prepared.train and len(prepared.eval_test) == 64
 
 
 def test_a_probe_is_not_asked_for_another_set_s_classes(tmp_path):
-  changes = {'probe': 0.1, 'eval.k': ()}
-  for data, known in (({}, {'probe'}), (dict(name='other', path=tiny(tmp_path).data.path), set())):
-    prepared = builder.prepare(tiny(tmp_path, **changes, **({'eval.data': data} if data else {})))
-    assert evaluate.Evaluator(prepared).scores(prepared.devices.replicate(prepared.initial_state())).keys() == known
+  changes = {'online_probe': 0.1, 'eval.k': ()}
+  for data, known in (({}, {'online_probe'}), (dict(name='other', path=tiny(tmp_path).data.path), set())):
+    prepared = builder.build(tiny(tmp_path, **changes, **({'eval.data': data} if data else {})))
+    assert ImageEvaluator(prepared).scores(prepared.devices.replicate(prepared.initial_state())).keys() == known
 
 
 def test_another_source_does_not_inherit_the_path():
   chosen = config.load('configs/imagenet100.py', ['eval.data.name=cifar10', 'eval.data.source=tfds'])
-  judged = builder.judged(chosen)
+  judged = resolve.eval_data(chosen)
   assert (judged['name'], judged['source'], judged['path'], judged['classes']) == ('cifar10', 'tfds', '', '')
-  assert builder.judged(config.load('configs/imagenet100.py')) == chosen.data.to_dict()
+  assert resolve.eval_data(config.load('configs/imagenet100.py')) == chosen.data.to_dict()
 
 
 def test_views_are_cropped_from_the_stored_size_and_judged_at_the_encoder_s(trained, tmp_path):
   _, chosen, _ = trained
   larger = tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12})
-  prepared = builder.prepare(larger)
+  prepared = builder.build(larger)
   assert prepared.train.items.shape == (64, 12, 12, 3)
-  np.testing.assert_array_equal(prepared.train.items, builder.prepare(chosen).train.items)
-  squares, _ = features.squares(prepared.test, np.arange(3), features.shown(larger))
+  np.testing.assert_array_equal(prepared.train.items, builder.build(chosen).train.items)
+  squares, _ = features.squares(prepared.eval_test, np.arange(3), features.image_size(larger))
   assert squares.shape == (3, 8, 8, 3)
-  view = jax.eval_shape(prepared.augments[0], jax.random.key(0), prepared.train.items[0])
+  view = jax.eval_shape(prepared.views.training[0], jax.random.key(0), prepared.train.items[0])
   assert view.shape == (8, 8, 3)
 
 
 def test_what_does_not_train_needs_no_batch_that_divides_or_fits(tmp_path):
   for batch_size in (34, 128):  # on 4 devices, of 64 images
-    prepared = builder.prepare(tiny(tmp_path, **{'batch_size': batch_size, 'parallel.devices': 4}), trains=False)
+    prepared = builder.build(tiny(tmp_path, **{'batch_size': batch_size, 'parallel.devices': 4}), trains=False)
     assert prepared.steps_per_epoch == 1
 
 
 def test_views_are_drawn_without_reading_all_images(tmp_path):
   chosen = tiny(tmp_path, **{'data.on_device': 'no'})
-  path = evaluate.draw_views(chosen, tmp_path / 'host', images=3, draws=1)
+  path = views.draw_views(chosen, tmp_path / 'host', images=3, draws=1)
   config.override(chosen, 'data.on_device', 'yes')
-  assert path.read_bytes() == evaluate.draw_views(chosen, tmp_path / 'device', images=3, draws=1).read_bytes()
+  assert path.read_bytes() == views.draw_views(chosen, tmp_path / 'device', images=3, draws=1).read_bytes()
 
 
 def test_the_contact_sheet_has_every_view_of_an_image(tmp_path):
   chosen = tiny(tmp_path, small_crops=dict(number=1, size=6), **{'data.stored_size': 16})
-  path = evaluate.draw_views(chosen, tmp_path / 'views', images=3, draws=2)
+  path = views.draw_views(chosen, tmp_path / 'views', images=3, draws=2)
   side = 12 * 8 + 2 * contact_sheet.GAP  # images of 12 pixels are drawn eight times as large
   with Image.open(path) as sheet:
     assert sheet.size == ((1 + 2 * 3) * side, 3 * side)
@@ -243,7 +243,7 @@ def test_twice_gives_the_same_digits_from_features_extracted_once(trained, monke
 
 def test_other_weights_or_images_are_other_features(trained):
   _, chosen, _ = trained
-  prepared = builder.prepare(chosen)
+  prepared = builder.build(chosen)
   weights = {'a': np.ones(3, np.float32)}
   name = features.digest({}, weights, prepared.train)
   assert name == features.digest({}, {'a': np.ones(3, np.float32)}, prepared.train)
@@ -254,7 +254,7 @@ def test_other_weights_or_images_are_other_features(trained):
     features.digest({'dtype': 1}, weights, prepared.train),
     features.digest({}, {'a': np.array([1, 1, 2], np.float32)}, prepared.train),
     features.digest({}, weights, changed),
-    features.digest({}, weights, prepared.train, prepared.test),
+    features.digest({}, weights, prepared.train, prepared.eval_test),
   ]
   assert len({name, *others}) == 5
 
@@ -267,7 +267,7 @@ def test_the_home_of_the_user_is_understood(trained, tmp_path, monkeypatch):
   with pytest.raises(ValueError, match='holds a run: give another directory'):
     evaluate.evaluate(settings(**{'eval.file': f'~/{path.name}'}), '~/run')
   assert 'knn5' in evaluate.evaluate(settings(**{'eval.file': f'~/{path.name}'}), '~/features')
-  assert report.Run.read('~/run').summary == json.loads((workdir / 'summary.json').read_text())
+  assert report.FinishedRun.read('~/run').summary == json.loads((workdir / 'summary.json').read_text())
 
 
 def test_only_the_newest_features_are_kept(tmp_path):
@@ -282,13 +282,13 @@ def test_views_do_not_depend_on_the_devices_or_the_batch(trained):
   found = []
   for devices, batch_size in ((1, 40), (2, 12)):
     config.override(chosen, 'parallel.devices', devices)
-    prepared = builder.prepare(chosen)
+    prepared = builder.build(chosen)
     state = prepared.initial_state()
-    apply = features.view_extractor(prepared.method, prepared.augments, prepared.devices, seed=3)
+    apply = features.view_extractor(prepared.method, prepared.views.training, prepared.devices, seed=3)
     params, stats = prepared.devices.replicate((state.params, state.batch_stats))
     sizes = dict(size=12, batch_size=batch_size)
-    views, labels = features.extract(apply, prepared.devices, params, stats, prepared.test, **sizes)
-    np.testing.assert_array_equal(labels, prepared.test.labels)
+    views, labels = features.extract(apply, prepared.devices, params, stats, prepared.eval_test, **sizes)
+    np.testing.assert_array_equal(labels, prepared.eval_test.labels)
     found.append(views['projector'])
   config.override(chosen, 'parallel.devices', 1)
   assert found[0].shape == (16, 2, 8)
@@ -299,11 +299,11 @@ def test_views_do_not_depend_on_the_devices_or_the_batch(trained):
 def test_partners_are_seen_through_the_same_transformations(trained, monkeypatch):
   """An image that is its own partner has the same views; another image's views at its own place are others."""
   _, chosen, _ = trained
-  prepared = builder.prepare(chosen)
+  prepared = builder.build(chosen)
   state = prepared.devices.replicate(prepared.initial_state())
-  evaluator = evaluate.Evaluator(prepared)
+  evaluator = ImageEvaluator(prepared)
   order = np.arange(10)
-  same = np.flatnonzero(evaluator._viewed.labels == evaluator._viewed.labels[0])
+  same = np.flatnonzero(evaluator._view_source.labels == evaluator._view_source.labels[0])
   order[0] = same[1]
   monkeypatch.setattr(metrics, 'same_label_partners', lambda labels, rng: order)
   spaces, labels = evaluator.spaces(state, views=True)
@@ -335,11 +335,11 @@ def test_measures_on_the_way_are_those_of_the_evaluation(tmp_path, capsys):
 def test_evaluations_see_the_centre_that_the_config_names(tmp_path):
   found = {}
   for crop in (1.0, 0.5):
-    prepared = builder.prepare(tiny(tmp_path, steps=4, **{'eval.crop': crop}))
+    prepared = builder.build(tiny(tmp_path, steps=4, **{'eval.crop': crop}))
     state = prepared.devices.replicate(prepared.initial_state())
-    evaluator = evaluate.Evaluator(prepared)
+    evaluator = ImageEvaluator(prepared)
     before = evaluator.spaces(state)[0]['backbone'].test
-    prepared.test.items[:, :2] = 255 - prepared.test.items[:, :2]  # the upper border, of 12 rows
+    prepared.eval_test.items[:, :2] = 255 - prepared.eval_test.items[:, :2]  # the upper border, of 12 rows
     found[crop] = before, evaluator.spaces(state)[0]['backbone'].test
   np.testing.assert_array_equal(*found[0.5])
   for other in (found[1.0][1], found[0.5][0]):
@@ -348,7 +348,7 @@ def test_evaluations_see_the_centre_that_the_config_names(tmp_path):
 
 def with_features(tmp_path, spaces, labels, **changes):
   """The evaluator of a run, with features of the images that are given instead of an encoder's."""
-  evaluator = evaluate.Evaluator(builder.prepare(tiny(tmp_path, **changes)))
+  evaluator = ImageEvaluator(builder.build(tiny(tmp_path, **changes)))
   evaluator.spaces = lambda state, layers, views: ({layer: spaces[layer] for layer in layers}, labels)
   return evaluator
 
@@ -382,7 +382,7 @@ def layers(tmp_path, monkeypatch):
     unit = bank[layer] / np.linalg.norm(bank[layer], axis=1, keepdims=True)
     return evaluator, np.argmax(queries[layer] @ unit.T, axis=1)
 
-  monkeypatch.setattr(from_features, 'judge', lambda *args, temperature: ({'temperature': temperature}, {}))
+  monkeypatch.setattr(from_features, 'evaluate_features', lambda *args, temperature: ({'temperature': temperature}, {}))
   return choose
 
 
@@ -392,11 +392,11 @@ def test_on_the_way_only_what_is_looked_at_leaves_the_device(tmp_path, monkeypat
   wanted = {
     'backbone': {},
     'projector': {'eval.features': 'projector'},
-    'backbone and projector': {'eval.features': 'projector', 'probe': 0.1},
+    'backbone and projector': {'eval.features': 'projector', 'online_probe': 0.1},
     'projector and backbone': {'eval.measures': True},
   }
   for changes in wanted.values():
-    evaluator = evaluate.Evaluator(builder.prepare(tiny(tmp_path, **changes)))
+    evaluator = ImageEvaluator(builder.build(tiny(tmp_path, **changes)))
     with pytest.raises(TypeError):  # no extractor
       evaluator.scores(evaluator.run.devices.replicate(evaluator.run.initial_state()))
   assert [' and '.join(sorted(layers)) for layers in asked] == [
@@ -417,7 +417,7 @@ def test_on_the_way_the_layer_is_the_config_s(layers, layer, tmp_path, monkeypat
 @pytest.mark.parametrize('layer', ['backbone', 'projector'])
 def test_the_neighbours_at_the_end_are_of_the_config_s_layer(layers, layer, tmp_path):
   evaluator, nearest = layers(layer)
-  evaluator.judge(evaluator.run.initial_state(), tmp_path)
+  evaluator.evaluate(evaluator.run.initial_state(), tmp_path)
   with np.load(tmp_path / 'evaluation.npz') as arrays:
     np.testing.assert_array_equal(arrays['neighbours'][:, 1], evaluator.run.train.items[nearest[:4]])
 
@@ -426,7 +426,7 @@ def test_a_run_is_judged_at_the_temperature_of_its_step(layers, tmp_path):
   evaluator, _ = layers('backbone', steps=20, temperature=dict(name='linear_schedule', start=0.1, end=0.5))
   state = evaluator.run.initial_state()
   for step, tau in ((0, 0.1), (5, 0.2), (20, 0.5)):
-    found = evaluator.judge(state.replace(step=np.int32(step)), tmp_path)
+    found = evaluator.evaluate(state.replace(step=np.int32(step)), tmp_path)
     assert found['temperature'] == pytest.approx(tau)
 
 
@@ -460,7 +460,7 @@ def test_anyone_s_features_are_judged_alike(tmp_path, protocol):
   assert results['knn5'] == knn.accuracy(*data, k=(5,))['knn5']
   assert ('linear' in results) == bool(protocol)
   if protocol == 'cacr_small':
-    report = linear.probe(*data, protocol, seeds=(1, 2)).report
+    report = linear.fit(*data, protocol, seeds=(1, 2)).report
     assert (results['linear'], results['linear_std']) == (report['top1'], report['top1_std'])
   assert results['measures']['backbone']['rankme'] == metrics.rankme(x['test_features'])
   assert json.loads((tmp_path / 'out' / 'evaluation.json').read_text()) == results
@@ -470,7 +470,7 @@ def test_long_tails_have_a_head_a_middle_and_a_tail():
   rng = np.random.default_rng(0)
   labels = from_features.Labels(np.repeat([0, 1, 2], [30, 10, 3]), np.arange(30) % 3)
   space = from_features.Space(rng.normal(size=(43, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32))
-  results, _ = from_features.judge({'backbone': space}, labels, settings(**{'eval.linear': ''}).eval)
+  results, _ = from_features.evaluate_features({'backbone': space}, labels, settings(**{'eval.linear': ''}).eval)
   accuracies = results['classes']['knn5']
   assert [results[f'knn5_{third}'] for third in ('head', 'middle', 'tail')] == accuracies
 

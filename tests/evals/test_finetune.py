@@ -22,7 +22,7 @@ SHORT = dataclasses.replace(finetune.FULL, epochs=4, milestones=(3,), learning_r
 def prepared(tmp_path_factory):
   """(devices -> run, the state of an untrained encoder)"""
   folder = tmp_path_factory.mktemp('data')
-  parts = functools.cache(lambda devices: builder.prepare(tiny(folder, **{'parallel.devices': devices})))
+  parts = functools.cache(lambda devices: builder.build(tiny(folder, **{'parallel.devices': devices})))
   return parts, parts(1).initial_state()
 
 
@@ -31,14 +31,14 @@ def unaugmented(prepared, monkeypatch):
   """(the run on one device, its state), whose images are trained on as they are"""
   parts, state = prepared
   chosen = parts(1)
-  plain = (lambda key, image: chosen.normalize(image)), chosen.normalize
+  plain = (lambda key, image: chosen.views.shown(image)), chosen.views.shown
   monkeypatch.setattr(finetune, '_crops_and_flips', lambda config, on_device=True: plain)
   return chosen, state
 
 
 def extracted(chosen, state, source):
   """Backbone features [n, d]"""
-  images = jax.vmap(chosen.normalize)(source.items)
+  images = jax.vmap(chosen.views.shown)(source.items)
   return np.asarray(jax.jit(chosen.method.features)(state.params, state.batch_stats, images)['backbone'])
 
 
@@ -78,7 +78,7 @@ def test_class_weights_make_classes_equal():
 
 
 def test_dystress_s_schedule():
-  rates = finetune.FULL.learning_rate * finetune.FULL.rates()
+  rates = finetune.FULL.learning_rate * finetune.FULL.factors()
   np.testing.assert_allclose(rates[[0, 29, 30, 39, 40, 49]], [0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
@@ -96,7 +96,7 @@ def test_fine_tuning_learns_easy_classes_and_moves_the_encoder(prepared):
 
 def test_the_host_crops_from_the_images_as_they_are_stored(tmp_path, monkeypatch):
   chosen = tiny(tmp_path, **{'data.image_size': 8, 'data.on_device': 'no', 'augment.crop_scale': (0.4, 0.9)})
-  prepared, asked = builder.prepare(chosen), []
+  prepared, asked = builder.build(chosen), []
   batches = pipeline.batches
   monkeypatch.setattr(pipeline, 'batches', lambda source, **kw: asked.append((source, kw)) or batches(source, **kw))
   assert finetune.finetune(prepared, prepared.initial_state(), protocol=SHORT)['top1'] > 60
@@ -108,30 +108,30 @@ def test_the_host_crops_from_the_images_as_they_are_stored(tmp_path, monkeypatch
 
 def test_what_the_host_has_cropped_is_not_cropped_again(tmp_path, monkeypatch):
   changes = {'data.image_size': 8, 'data.on_device': 'no', 'augment.crop_scale': (0.2, 0.3), 'augment.flip': 0.0}
-  chosen = builder.prepare(tiny(tmp_path, **changes))
+  chosen = builder.build(tiny(tmp_path, **changes))
   seen, image = [], np.random.default_rng(0).integers(256, size=(8, 8, 3), dtype=np.uint8)
   update = lambda model, direction, augment, *rest: seen.append(augment) or (lambda *state: state)
   monkeypatch.setattr(finetune._Classifier, 'update', update)
   monkeypatch.setattr(finetune, '_host_epochs', lambda *given: contextlib.nullcontext(lambda state, epoch: state))
   fit(((lambda devices: chosen), chosen.initial_state()), 1, SHORT, frozen=False)
-  np.testing.assert_allclose(seen[0](jax.random.key(0), image), chosen.normalize(image), rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(seen[0](jax.random.key(0), image), chosen.views.shown(image), rtol=1e-5, atol=1e-6)
 
 
 def test_images_of_another_stored_size_are_cropped_on_the_device(tmp_path, monkeypatch):
-  chosen = builder.prepare(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
+  chosen = builder.build(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
   monkeypatch.delattr(finetune, '_host_epochs')
   fit(((lambda devices: chosen), chosen.initial_state()), 1, dataclasses.replace(SHORT, epochs=1), frozen=False)
 
 
 def test_arrays_that_are_not_to_be_on_the_device_are_not_put_there(tmp_path, monkeypatch):
-  chosen = builder.prepare(tiny(tmp_path, **{'data.on_device': 'no'}))
+  chosen = builder.build(tiny(tmp_path, **{'data.on_device': 'no'}))
   assert chosen.train.ready(12)
   monkeypatch.delattr(finetune, '_device_epochs')
   fit(((lambda devices: chosen), chosen.initial_state()), 1, dataclasses.replace(SHORT, epochs=1), frozen=False)
 
 
 def test_the_host_s_workers_and_processes_fine_tune(tmp_path, monkeypatch):
-  chosen = builder.prepare(tiny(tmp_path, **{'data.on_device': 'no', 'data.image_size': 8, 'data.workers': 3}))
+  chosen = builder.build(tiny(tmp_path, **{'data.on_device': 'no', 'data.image_size': 8, 'data.workers': 3}))
   asked = {}
   monkeypatch.setattr(pipeline, 'batches', lambda source, **settings: asked.update(settings) or iter(()))
   monkeypatch.setattr(finetune.contextlib, 'closing', contextlib.nullcontext)
@@ -149,7 +149,7 @@ def test_the_same_classifier_on_any_devices(prepared, frozen):
 @pytest.mark.parametrize('frozen', [False, True])
 def test_the_same_classifier_from_images_on_the_device_and_from_the_host(tmp_path, frozen, monkeypatch):
   protocol = dataclasses.replace(SHORT, epochs=2)
-  chosen = builder.prepare(tiny(tmp_path, augment=dict(name='none', flip=0.5)))  # the host draws crops of its own
+  chosen = builder.build(tiny(tmp_path, augment=dict(name='none', flip=0.5)))  # the host draws crops of its own
   prepared = (lambda devices: chosen), chosen.initial_state()
   one_by_one = fit(prepared, 1, protocol, frozen=frozen)
   with monkeypatch.context() as patched:
@@ -193,7 +193,7 @@ def test_fine_tuning_steps_are_those_of_the_classes_mean_loss(prepared, unaugmen
   chosen, state = unaugmented
   kept = np.flatnonzero(np.arange(64) // 4 < np.array([16, 8, 4, 2])[chosen.train.labels])
   found, _ = fit(prepared, 1, linear.Protocol('', 'sgd', 0.5, 30, 2, (1,), 0.1), frozen=False, images=kept)
-  images, labels = jax.vmap(chosen.normalize)(chosen.train.items[kept]), chosen.train.labels[kept]
+  images, labels = jax.vmap(chosen.views.shown)(chosen.train.items[kept]), chosen.train.labels[kept]
   assert np.bincount(labels).tolist() == [16, 8, 4, 2]
   encoder = chosen.method.network.encoder.clone(axis_name=None)
 
@@ -231,10 +231,10 @@ def test_test_images_are_classified_with_running_statistics(prepared, monkeypatc
   parts, state = prepared
   chosen = parts(1)
   encoder, stats = state.params['network']['encoder'], state.batch_stats['encoder']
-  x = extracted(chosen, state, chosen.test)
+  x = extracted(chosen, state, chosen.eval_test)
   kernel = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
   head = {'kernel': kernel, 'bias': -x.mean(axis=0) @ kernel}
-  monkeypatch.setattr(chosen.test, 'labels', np.argmax(x @ kernel + head['bias'], axis=1))
+  monkeypatch.setattr(chosen.eval_test, 'labels', np.argmax(x @ kernel + head['bias'], axis=1))
   model = finetune._Classifier(chosen, False, np.zeros(8, np.float32), np.float32(1))
   fitted = chosen.devices.replicate({'params': {'encoder': encoder, 'head': head}, 'stats': stats})
   monkeypatch.setattr(finetune, '_fit', lambda *args: (model, fitted))
@@ -263,11 +263,11 @@ def test_evaluations_fine_tune_by_config(prepared, monkeypatch):
   monkeypatch.setitem(chosen.config.eval, 'seeds', (2, 3))
   for choice in ('5-shot', 'linear', 'linear 1%'):
     monkeypatch.setitem(chosen.config.eval, 'finetune', choice)
-    assert evaluate._finetune(chosen, state, extracted)['finetune'] == 50.0
+    assert finetune.evaluate(chosen, state, extracted)['finetune'] == 50.0
   assert asked == [
     ('5-shot', finetune.FULL, None, (2, 3)),
-    ('all', linear.PROTOCOLS['supervised_cifar'], extracted, (2, 3)),
-    ('1%', linear.PROTOCOLS['supervised_cifar'], extracted, (2, 3)),
+    ('all', linear.PROTOCOLS['balanced_cifar'], extracted, (2, 3)),
+    ('1%', linear.PROTOCOLS['balanced_cifar'], extracted, (2, 3)),
   ]
 
 

@@ -40,7 +40,7 @@ def small(n=37, d=5, classes=3):
 
 
 def train_loop(x, y, seed, rate, protocol, batch, classes):
-  """One classifier, one step at a time, with the optimisers written out, in float64."""
+  """One classifier, one step at a time, with the optimizers written out, in float64."""
   n, d = x.shape
   x = x.astype(np.float64)
   key = jax.random.key(seed)
@@ -64,12 +64,12 @@ def train_loop(x, y, seed, rate, protocol, batch, classes):
       p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
       error = (p - np.eye(classes)[y[rows]]) / batch
       for name, g in {'kernel': x[rows].T @ error, 'bias': error.sum(axis=0)}.items():
-        if protocol.optimiser == 'adam':
+        if protocol.optimizer == 'adam':
           first[name] = 0.5 * first[name] + 0.5 * g
           second[name] = 0.999 * second[name] + 0.001 * g**2
           step = first[name] / (1 - 0.5**t) / (np.sqrt(second[name] / (1 - 0.999**t)) + 1e-8)
         else:
-          if protocol.optimiser == 'lars' and name == 'kernel':
+          if protocol.optimizer == 'lars' and name == 'kernel':
             g = g * 0.001 * np.linalg.norm(weights[name]) / np.linalg.norm(g)
           first[name] = step = 0.9 * first[name] + g
         weights[name] = weights[name] - now * step
@@ -77,7 +77,7 @@ def train_loop(x, y, seed, rate, protocol, batch, classes):
 
 
 class TrainingTest(chex.TestCase):
-  @parameterized.parameters(('behaviour', 0.5), ('cacr_small', 0.01), ('supervised_cifar', 0.5), ('imagenet_lars', 3.0))
+  @parameterized.parameters(('behaviour', 0.5), ('cacr_small', 0.01), ('balanced_cifar', 0.5), ('imagenet_lars', 3.0))
   def test_training_is_the_loop_for_every_seed_and_rate(self, name, rate):
     x, y = small()
     protocol = dataclasses.replace(linear.PROTOCOLS[name], epochs=6)
@@ -103,10 +103,10 @@ class TrainingTest(chex.TestCase):
     ('behaviour', {0: 1, 39: 1, 40: 0.2, 60: 0.04, 80: 0.008, 99: 0.008}),
     ('cacr_small', {0: 1, 59: 1, 60: 0.2, 80: 0.04}),
     ('cacr_large', {59: 1, 60: 0.1, 79: 0.1, 80: 0.01}),
-    ('supervised_cifar', {0: 1, 45: 0.5}),
+    ('balanced_cifar', {0: 1, 45: 0.5}),
   )
   def test_rates_are_the_papers(self, name, expected):
-    factors = linear.PROTOCOLS[name].rates()
+    factors = linear.PROTOCOLS[name].factors()
     for epoch, factor in expected.items():
       self.assertAlmostEqual(factors[epoch], factor)
 
@@ -135,7 +135,7 @@ class DigitsTest(chex.TestCase):
   def test_every_protocol_reaches_scikit_learn(self, name):
     ours, theirs = [], []
     for split in (0, 1):
-      report = linear.probe(*digits(split), name, seeds=(0, 1)).report
+      report = linear.fit(*digits(split), name, seeds=(0, 1)).report
       ours.append(report['top1'])
       theirs.append(scikit_learn_digits(split))
     self.assertGreater(np.mean(ours), np.mean(theirs) - 0.5)
@@ -171,20 +171,20 @@ class DigitsTest(chex.TestCase):
   def test_the_rate_is_chosen_on_held_out_training_examples(self):
     train_x, train_y, test_x, test_y = digits(2)
     rates = (1e-9, 30.0)
-    result = linear.probe(train_x, train_y, test_x, test_y, 'supervised_cifar', learning_rates=rates)
+    result = linear.fit(train_x, train_y, test_x, test_y, 'balanced_cifar', learning_rates=rates)
     self.assertEqual(result.report['learning_rate'], 30.0)
     self.assertEqual(tuple(result.report['held_out_top1']), rates)
     self.assertGreater(result.report['held_out_top1'][30.0], 90)
     # The test set has no say, and the winner is trained on all of the training set, as if it had been the only one.
-    wrong = linear.probe(train_x, train_y, test_x, np.roll(test_y, 1), 'supervised_cifar', learning_rates=rates)
+    wrong = linear.fit(train_x, train_y, test_x, np.roll(test_y, 1), 'balanced_cifar', learning_rates=rates)
     self.assertEqual(wrong.report['held_out_top1'], result.report['held_out_top1'])
-    alone = linear.probe(train_x, train_y, test_x, test_y, 'supervised_cifar', learning_rates=(30.0,))
+    alone = linear.fit(train_x, train_y, test_x, test_y, 'balanced_cifar', learning_rates=(30.0,))
     np.testing.assert_array_equal(alone.predictions, result.predictions)
 
   def test_twice_is_the_same_and_seeds_differ(self):
     data = digits(3)
-    first = linear.probe(*data, 'supervised_cifar', seeds=(0, 1))
-    again = linear.probe(*data, 'supervised_cifar', seeds=(0, 1))
+    first = linear.fit(*data, 'balanced_cifar', seeds=(0, 1))
+    again = linear.fit(*data, 'balanced_cifar', seeds=(0, 1))
     self.assertEqual(first.report, again.report)
     np.testing.assert_array_equal(first.predictions, again.predictions)
     self.assertTrue((first.predictions[0] != first.predictions[1]).any())
@@ -212,7 +212,7 @@ def test_errors_name_the_argument(change, message):
   x, y = small()
   arguments = dict(train_x=x, train_y=y, test_x=x, test_y=y, protocol='behaviour')
   with pytest.raises(ValueError, match=message) as error:
-    linear.probe(**(arguments | change))
+    linear.fit(**(arguments | change))
   assert '\n' not in str(error.value)
 
 

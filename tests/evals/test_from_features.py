@@ -21,7 +21,7 @@ def test_a_collapsed_encoder_is_judged_without_what_it_does_not_have(features):
   settings = base.get_config().eval.to_dict() | {'k': (5,)}
   views = np.stack([features[:8]] * 4)
   spaces = {name: from_features.Space(features, features, views) for name in ('backbone', 'projector')}
-  numbers, arrays = from_features.judge(
+  numbers, arrays = from_features.evaluate_features(
     spaces, from_features.Labels(LABELS, LABELS, LABELS[:8]), settings, temperature=0.5
   )
   found = json.loads(json.dumps(numbers, allow_nan=False))['measures']['projector']
