@@ -61,8 +61,8 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
     files.read_config(workdir)
   run = builder.build(config, resumed=files.saved(workdir), trains=False)
   evaluator = evaluator_of(run)
-  workdir = files.check(workdir, config.to_dict())
-  checkpoints = Checkpoints(workdir, run.identity)
+  workdir = files.check(workdir, run.identity)
+  checkpoints = Checkpoints(workdir)
   state = run.initial_state()
   if checkpoints.latest() is not None:
     state = checkpoints.restore(state)

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax.data import pipeline
 from ssl_jax.data.resolve import fits, stored_size
-from ssl_jax.data.views import host_batches, views_of
+from ssl_jax.data.views import host_batches, image_views
 from ssl_jax.evals import check, features, linear
 from ssl_jax.evals.scoring import classes_before, mean_and_spread
 from ssl_jax.registry import require_choice
@@ -70,7 +70,7 @@ def _crops_and_flips(config: ConfigDict, on_device: bool) -> Callable:
   plain = ConfigDict(config.to_dict())
   plain.augment.update({name: 0.0 for name in ALL_BUT_CROP_AND_FLIP})
   plain.augment_other = {}
-  return views_of(plain, on_device).training[0]
+  return image_views(plain, on_device).training[0]
 
 
 def evaluate(run: Run, state: State, extracted: np.ndarray) -> dict:

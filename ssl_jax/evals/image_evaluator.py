@@ -11,7 +11,7 @@ import numpy as np
 from ssl_jax.config import flatten, relevant
 from ssl_jax.data import sources
 from ssl_jax.data.resolve import stored_size
-from ssl_jax.data.views import views_of
+from ssl_jax.data.views import image_views
 from ssl_jax.evals import check, features, finetune, from_features, knn, metrics
 from ssl_jax.run import online_probe
 from ssl_jax.run.builder import Run
@@ -182,7 +182,7 @@ class ImageEvaluator:
   @functools.cached_property
   def _view(self) -> Callable:
     config = self.run.config
-    augments = views_of(config, on_device=True).training
+    augments = image_views(config, on_device=True).training
     augments = [augments[v % config.views] for v in range(config.eval.views)]
     return features.view_extractor(self.run.method, augments, self.run.devices, seed=config.seed)
 

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax.data.modality import modality_of
 from ssl_jax.data.resolve import stored_size
-from ssl_jax.data.views import views_of
+from ssl_jax.data.views import image_views
 from ssl_jax.evals import features
 from ssl_jax.reporting import contact_sheet
 from ssl_jax.run import builder
@@ -25,7 +25,7 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
   if modality_of(config).name != 'images':
     raise ValueError(f'data.source = {config.data.source!r} has no pictures: --mode=views is for images')
   run = builder.build(config, trains=False)
-  augments = views_of(config, on_device=True).training  # crops on the host follow the same distribution
+  augments = image_views(config, on_device=True).training  # crops on the host follow the same distribution
   folder = files.writable(workdir)
   images = min(images, len(run.train))
   chosen = np.arange(images) * (len(run.train) // images)

@@ -1,4 +1,4 @@
-"""Linear probes: training against a float64 loop, closed forms against scikit-learn, every protocol on the digits."""
+"""Linear classifiers: training against a float64 loop, others against scikit-learn, every protocol on the digits."""
 
 import dataclasses
 import functools
@@ -78,7 +78,7 @@ def train_loop(x, y, seed, rate, protocol, batch, classes):
 
 class TrainingTest(chex.TestCase):
   @parameterized.parameters(('behaviour', 0.5), ('cacr_small', 0.01), ('balanced_cifar', 0.5), ('imagenet_lars', 3.0))
-  def test_training_is_the_loop_for_every_seed_and_rate(self, name, rate):
+  def test_training_equals_the_loop_for_every_seed_and_learning_rate(self, name, rate):
     x, y = small()
     protocol = dataclasses.replace(linear.PROTOCOLS[name], epochs=6)
     if protocol.milestones:
@@ -105,12 +105,12 @@ class TrainingTest(chex.TestCase):
     ('cacr_large', {59: 1, 60: 0.1, 79: 0.1, 80: 0.01}),
     ('balanced_cifar', {0: 1, 45: 0.5}),
   )
-  def test_rates_are_the_papers(self, name, expected):
+  def test_schedules_are_those_of_the_papers(self, name, expected):
     factors = linear.PROTOCOLS[name].factors()
     for epoch, factor in expected.items():
       self.assertAlmostEqual(factors[epoch], factor)
 
-  def test_the_batch_is_the_papers_except_on_small_sets(self):
+  def test_the_batch_size_is_the_paper_s_except_on_small_sets(self):
     sgd, lars = linear.PROTOCOLS['cacr_large'], linear.PROTOCOLS['imagenet_lars']
     self.assertEqual(linear._batch(sgd, 50_000), (256, 1.0))
     self.assertEqual(linear._batch(sgd, 1280), (32, 0.125))
@@ -118,7 +118,7 @@ class TrainingTest(chex.TestCase):
     self.assertEqual(linear._batch(lars, 1280), (32, 1.0))
     self.assertEqual(linear._batch(sgd, 3), (1, 1 / 256))
 
-  def test_scale_is_undone_by_no_more_than_one_number_and_a_shift(self):
+  def test_features_are_scaled_by_one_number_after_a_shift(self):
     x = np.random.default_rng(0).normal(3, 5, size=(50, 4)).astype(np.float32)
     train, test = scaled(x, x[:7])
     np.testing.assert_allclose(np.mean(np.square(train)), 1, rtol=1e-5)
@@ -143,7 +143,7 @@ class DigitsTest(chex.TestCase):
     self.assertEqual(report['epochs'], linear.PROTOCOLS[name].epochs)
     json.dumps(report)
 
-  def test_logistic_is_scikit_learn_s(self):
+  def test_logistic_equals_scikit_learn(self):
     train_x, train_y, test_x, test_y = digits(0)
     result = linear.logistic(train_x, train_y, test_x, test_y)
     train, test = (np.asarray(x) for x in scaled(train_x, test_x))
@@ -156,11 +156,11 @@ class DigitsTest(chex.TestCase):
     top5 = np.argsort(-model.predict_proba(test), axis=1)[:, :5]
     self.assertAlmostEqual(result.report['top5'], 100 * (top5 == test_y[:, None]).any(axis=1).mean(), places=4)
 
-  def test_logistic_says_where_it_did_not_converge(self):
+  def test_logistic_reports_that_it_did_not_converge(self):
     report = linear.logistic(*digits(0), penalty=0.0, steps=5).report
     self.assertEqual((report['steps'], report['converged']), (5, False))
 
-  def test_ridge_is_scikit_learn_s(self):
+  def test_ridge_equals_scikit_learn(self):
     train_x, train_y, test_x, test_y = digits(1)
     result = linear.ridge(train_x, train_y, test_x, test_y, penalty=0.01)
     train, test = (np.asarray(x, np.float64) for x in scaled(train_x, test_x))
@@ -168,20 +168,20 @@ class DigitsTest(chex.TestCase):
     np.testing.assert_array_equal(result.predictions[0], model.predict(test))
     self.assertAlmostEqual(result.report['top1'], 100 * model.score(test, test_y), places=4)
 
-  def test_the_rate_is_chosen_on_held_out_training_examples(self):
+  def test_the_learning_rate_is_chosen_on_held_out_training_examples(self):
     train_x, train_y, test_x, test_y = digits(2)
     rates = (1e-9, 30.0)
     result = linear.fit(train_x, train_y, test_x, test_y, 'balanced_cifar', learning_rates=rates)
     self.assertEqual(result.report['learning_rate'], 30.0)
     self.assertEqual(tuple(result.report['held_out_top1']), rates)
     self.assertGreater(result.report['held_out_top1'][30.0], 90)
-    # The test set has no say, and the winner is trained on all of the training set, as if it had been the only one.
+    # The test set has no influence, and the best rate is used on the whole training set, as if it were the only one.
     wrong = linear.fit(train_x, train_y, test_x, np.roll(test_y, 1), 'balanced_cifar', learning_rates=rates)
     self.assertEqual(wrong.report['held_out_top1'], result.report['held_out_top1'])
     alone = linear.fit(train_x, train_y, test_x, test_y, 'balanced_cifar', learning_rates=(30.0,))
     np.testing.assert_array_equal(alone.predictions, result.predictions)
 
-  def test_twice_is_the_same_and_seeds_differ(self):
+  def test_two_calls_agree_and_seeds_differ(self):
     data = digits(3)
     first = linear.fit(*data, 'balanced_cifar', seeds=(0, 1))
     again = linear.fit(*data, 'balanced_cifar', seeds=(0, 1))
@@ -197,10 +197,10 @@ class DigitsTest(chex.TestCase):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    (dict(protocol='sgd'), "protocol: 'sgd', expected one of behaviour, cacr_small"),
-    (dict(learning_rates=()), r'learning_rates: \[\]'),
-    (dict(learning_rates=(0.1, -1)), r'learning_rates: \[0.1, -1.0\]'),
-    (dict(seeds=()), r'seeds: \(\), expected at least one'),
+    (dict(protocol='sgd'), "protocol = 'sgd' is not a valid choice: give one of behaviour, cacr_small"),
+    (dict(learning_rates=()), r'learning_rates = \[\] must be at least one positive number'),
+    (dict(learning_rates=(0.1, -1)), r'learning_rates = \[0.1, -1.0\] must be'),
+    (dict(seeds=()), r'seeds = \(\) must be at least one integer'),
     (dict(train_y=None), 'train_y: None'),
     (dict(train_y=np.zeros(37, int)), 'train_y: every example is of class 0'),
     (dict(test_y=np.full(37, 9)), r'test_y: classes \[9\] do not occur in train_y'),
@@ -218,7 +218,7 @@ def test_errors_name_the_argument(change, message):
 
 def test_penalties_are_checked():
   x, y = small()
-  with pytest.raises(ValueError, match='penalty: -1, expected 0 or more'):
+  with pytest.raises(ValueError, match='penalty = -1 must be at least 0'):
     linear.logistic(x, y, x, y, penalty=-1)
-  with pytest.raises(ValueError, match='penalty: 0, expected a number above 0'):
+  with pytest.raises(ValueError, match='penalty = 0 must be positive'):
     linear.ridge(x, y, x, y, penalty=0)
