@@ -34,7 +34,7 @@ def updated(averaged):
   """The state after one step on the first 32 images, without augmentation."""
   evaluator, state, _ = averaged
   prepared, index = evaluator.run, np.arange(32, dtype=np.int32)
-  settings = dict(seed=0, ema=0.8, probe=prepared.online_probe, axis_name=AXIS)
+  settings = dict(seed=0, ema=0.8, online_probe=prepared.online_probe, axis_name=AXIS)
   same = [lambda key, image: prepared.views.shown(image)] * 2
   update = make_update(prepared.method, prepared.optimizer, prepared.learning_rate, same, **settings)
   batch = prepared.devices.shard((prepared.train.items[index], index))

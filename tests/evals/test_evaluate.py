@@ -136,7 +136,7 @@ def test_an_error_in_eval_data_names_the_section(trained, tmp_path):
   [
     ({'path': 'other.npz'}, r"eval\.data\.path = 'other\.npz' is another set: name it with eval\.data\.name"),
     ({'source': 'tfds'}, r"eval\.data\.source = 'tfds' is another set: name it with eval\.data\.name"),
-    ({'name': 'cifar100'}, r"eval\.data\.name = 'cifar100' alone does not locate a set of data\.source = 'arrays': give eval"),
+    ({'name': 'cifar100'}, r"eval\.data\.name = 'cifar100' alone does not locate a set of data\.source = 'arrays'"),
   ],
 )
 def test_another_set_needs_a_name_and_a_location(trained, changes, message):
