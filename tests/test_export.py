@@ -164,7 +164,7 @@ def saved(tmp_path_factory):
   """(folder, config, state) of a run in folder/run whose average is far from its weights; evaluations crop."""
   folder = tmp_path_factory.mktemp('saved')
   chosen = tiny(folder, ema=0.9, **{'eval.crop': 0.75, 'eval.view_images': 8, 'eval.linear': ''})
-  prepared = builder.prepare(chosen)
+  prepared = builder.build(chosen)
   state, rng = prepared.initial_state(), np.random.default_rng(0)
   far = lambda x: x + rng.uniform(0, 0.5, x.shape).astype(np.float32)
   average = jax.tree.map(far, average_of(state.params, state.batch_stats))
@@ -200,8 +200,8 @@ images = np.load({str(tmp_path / 'images.npy')!r})
 np.savez({str(tmp_path / 'found.npz')!r}, five=features, two=encoder.call(images[:2]))
 """
   subprocess.run([sys.executable, '-I', '-c', code], cwd=exported, check=True)
-  prepared = builder.prepare(chosen)
-  shown = jax.vmap(prepared.normalize)(images)
+  prepared = builder.build(chosen)
+  shown = jax.vmap(prepared.views.shown)(images)
   expected = jax.jit(prepared.method.features)(*state.evaluated, shown)['backbone']
   with np.load(tmp_path / 'found.npz') as found:
     assert found['five'].dtype == np.float32
@@ -220,8 +220,8 @@ def test_torch_gives_the_run_s_features_by_what_the_file_says(saved, exported):
   reference = torch_models.ResNet(BASIC, (1,), stem='cifar', width=8).double().eval()
   reference.conv1.stride = (2, 2)  # resnet_tiny's
   reference.load_state_dict(safetensors.torch.load_file(exported / 'encoder.safetensors'), strict=True)
-  prepared = builder.prepare(chosen)
-  images = prepared.test.items[:, :12, :12]
+  prepared = builder.build(chosen)
+  images = prepared.eval_test.items[:, :12, :12]
   mean, std = (torch.tensor(about[name]).view(3, 1, 1).double() for name in ('mean', 'std'))
   expected = reference((torch.tensor(images.transpose(0, 3, 1, 2)) / 255 - mean) / std).detach().numpy()
   shown = (images / np.float32(255) - np.float32(about['mean']).reshape(1, 1, 1, 3)) / np.float32(about['std']).reshape(
@@ -291,8 +291,8 @@ def test_a_run_starts_from_the_encoder_of_a_file(saved, exported, tmp_path, meth
   """All copies of the encoder do, and nothing else changes."""
   _, _, state = saved
   params, stats = state.evaluated
-  start = builder.prepare(tiny(tmp_path, init=str(exported / 'encoder.safetensors'), **method)).initial_state()
-  plain = builder.prepare(tiny(tmp_path, **method)).initial_state()
+  start = builder.build(tiny(tmp_path, init=str(exported / 'encoder.safetensors'), **method)).initial_state()
+  plain = builder.build(tiny(tmp_path, **method)).initial_state()
   encoders = [start.params['network']['encoder']]
   encoders += [start.extra['momentum']['encoder'], start.extra['average']['network']['encoder']] if method else []
   for encoder in encoders:
@@ -312,7 +312,7 @@ def starting(exported, tmp_path):
 
 def test_a_file_is_judged_as_it_is(saved, starting, tmp_path):
   _, chosen, state = saved
-  evaluator = evaluate.Evaluator(builder.prepare(chosen))
+  evaluator = ImageEvaluator(builder.build(chosen))
   expected = evaluator.scores(evaluator.run.devices.replicate(state))
   results = evaluate.evaluate(starting, tmp_path / 'theirs')
   assert {'step': 0, **expected}.items() <= results.items()
@@ -330,8 +330,8 @@ def test_a_file_is_judged_as_it_is(saved, starting, tmp_path):
 
 def test_an_untrained_encoder_is_judged(starting, tmp_path):
   starting.init = 'random'
-  prepared = builder.prepare(starting)
-  evaluator = evaluate.Evaluator(prepared)
+  prepared = builder.build(starting)
+  evaluator = ImageEvaluator(prepared)
   expected = evaluator.scores(prepared.devices.replicate(prepared.initial_state()))
   results = evaluate.evaluate(starting, tmp_path / 'untrained')
   assert {'step': 0, **expected}.items() <= results.items()
@@ -360,7 +360,7 @@ def test_a_run_from_before_the_key_goes_on_and_is_judged(saved, tmp_path):
   assert evaluate.evaluate(back, copied)['step'] == 3
   longer = chosen.copy_and_resolve_references()
   longer.log.every_steps = 7
-  prepared = builder.prepare(longer)
+  prepared = builder.build(longer)
   checkpoints = Checkpoints(files.claim(copied, longer.to_dict()), prepared.identity)
   chex.assert_trees_all_equal(checkpoints.restore(prepared.initial_state()), state)
   checkpoints.close()
@@ -433,7 +433,7 @@ def test_what_is_no_safetensors_file_is_told_in_one_line(tmp_path, content, mess
 def refused(tmp_path, path, message):
   chosen = tiny(tmp_path, init=str(path), **{'data.path': str(tmp_path / 'no_data.npz')})
   with pytest.raises(ValueError, match=f'^init = {str(path)!r} {message}') as error:
-    builder.prepare(chosen)
+    builder.build(chosen)
   assert '\n' not in str(error.value)
 
 

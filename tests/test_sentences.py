@@ -71,20 +71,20 @@ def test_rows_and_summary_have_the_correlations(trained):
 
 def test_the_evaluation_is_what_slow_loops_find(trained):
   folder, workdir, chosen = trained
-  prepared = builder.prepare(chosen)
+  prepared = builder.build(chosen)
   evaluator = evaluate.evaluator_of(prepared)
   state = final(workdir, chosen)[1]
   pairs = sts.read(str(folder / 'sts'))['stsb']
 
   def features(line):
     tokens = prepared.train.vocabulary.encode([line], 16)[0]
-    return np.asarray(prepared.method.features(*state.evaluated, prepared.normalize(tokens)[None])['backbone'][0])
+    return np.asarray(prepared.method.features(*state.evaluated, prepared.views.shown(tokens)[None])['backbone'][0])
 
   cosine = lambda a, b: a @ b / np.linalg.norm(a) / np.linalg.norm(b)
   cosines = [cosine(features(a), features(b)) for a, b in zip(pairs.first, pairs.second, strict=True)]
   found = json.loads((workdir / 'evaluation.json').read_text())
   np.testing.assert_allclose(found['spearman_stsb'], sts.spearman(np.array(cosines), pairs.score), atol=1e-6)
-  alike = [1 - c for c, score in zip(cosines, pairs.score, strict=True) if score >= sts.ALIKE]
+  alike = [1 - c for c, score in zip(cosines, pairs.score, strict=True) if score >= sts.PARAPHRASE]
   np.testing.assert_allclose(found['measures']['backbone']['alignment'], 2 * np.mean(alike), rtol=1e-4)
   again = evaluator.scores(prepared.devices.replicate(state))
   assert again == {name: found[name] for name in again}
@@ -129,15 +129,15 @@ def test_the_exported_encoder_gives_the_same_features_and_starts_another_run(tra
   assert {file.name for file in out.iterdir()} == {
     *('encoder.safetensors', 'encoder.jax', 'projector.safetensors', 'README.md', 'vocab.txt')
   }
-  prepared = builder.prepare(chosen)
+  prepared = builder.build(chosen)
   assert (out / 'vocab.txt').read_text().split() == list(prepared.train.vocabulary.pieces)
   tokens = prepared.train.items[:3]
   program = jax.export.deserialize(bytearray((out / 'encoder.jax').read_bytes()))
   state = final(workdir, chosen)[1]
-  expected = prepared.method.features(*state.evaluated, jax.vmap(prepared.normalize)(tokens))['backbone']
+  expected = prepared.method.features(*state.evaluated, jax.vmap(prepared.views.shown)(tokens))['backbone']
   np.testing.assert_allclose(program.call(tokens), expected, atol=1e-5)
   started = {'init': str(out / 'encoder.safetensors'), 'data.vocabulary': str(out / 'vocab.txt')}
-  other = builder.prepare(small(folder, **started))
+  other = builder.build(small(folder, **started))
   chex.assert_trees_all_equal(other.initial_state().params['network']['encoder'], state.params['network']['encoder'])
   results = evaluate.evaluate(small(folder, **started), str(tmp_path / 'judged'))
   assert results['step'] == 0
@@ -165,7 +165,7 @@ def test_the_nearest_sentences_are_written_down(trained):
 
 def test_views_are_of_images(trained, tmp_path):
   with pytest.raises(ValueError, match=r"^data\.source = 'text' has no pictures"):
-    evaluate.draw_views(trained[2], str(tmp_path))
+    views.draw_views(trained[2], str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_views_are_of_images(trained, tmp_path):
       r"augment\.name = 'simclr' has no meaning for sentences: set augment\.name='drop",
     ),
     ({'eval.k': (5,)}, r'eval\.k = \[5\] has no meaning for sentences: set eval\.k=\[\]'),
-    ({'probe': 0.1}, r'probe = 0\.1 has no meaning for sentences: set probe=0\.0'),
+    ({'online_probe': 0.1}, r'probe = 0\.1 has no meaning for sentences: set probe=0\.0'),
     (
       {'model.vocabulary': 20},
       r'model\.vocabulary = 20 is less than the \d+ pieces of the vocabulary of the sentences',
@@ -197,7 +197,7 @@ def test_views_are_of_images(trained, tmp_path):
 )
 def test_mistakes_are_told_at_once(trained, changes, message):
   with pytest.raises(ValueError, match='^' + message):
-    builder.prepare(small(trained[0], **changes))
+    builder.build(small(trained[0], **changes))
 
 
 def test_sentences_need_pairs_to_be_judged(trained, tmp_path):
@@ -236,11 +236,11 @@ def test_long_pairs_are_judged_whole(trained, tmp_path):
   start = ' '.join(WORDS)
   pairs = [(5, 'a dog', 'a dog'), (3, f'{start} dog', f'{start} cat'), (1, 'a red house', 'the blue cat')]
   (tmp_path / 'long.tsv').write_text(''.join(f'test\t{score}\t{a}\t{b}\n' for score, a, b in pairs))
-  prepared = builder.prepare(small(folder, **{'eval.sts': str(tmp_path)}))
+  prepared = builder.build(small(folder, **{'eval.sts': str(tmp_path)}))
   evaluator = evaluate.evaluator_of(prepared)
   found = evaluator.scores(prepared.devices.replicate(prepared.initial_state()))
   assert found.keys() == {'spearman_long', 'spearman_mean'}
-  places = [evaluator._place[f'{start} {word}'] for word in ('dog', 'cat')]
+  places = [evaluator._position[f'{start} {word}'] for word in ('dog', 'cat')]
   assert np.abs(np.subtract(*evaluator.latest[places])).max() > 1e-4
   np.testing.assert_allclose(np.linalg.norm(evaluator.latest, axis=1), 1, rtol=1e-5)
 
@@ -256,6 +256,6 @@ def test_files_of_images_are_not_taken_for_bert_s(trained, tmp_path):
   import safetensors.numpy
 
   safetensors.numpy.save_file({'conv1.weight': np.ones((1, 1), np.float32)}, tmp_path / 'resnet.safetensors')
-  encoder = builder.prepare(trained[2]).method.network.encoder
+  encoder = builder.build(trained[2]).method.network.encoder
   with pytest.raises(ValueError, match=r"has 'conv1\.weight', which the encoder has not"):
     torch_weights.load(tmp_path / 'resnet.safetensors', encoder, 8)
