@@ -50,7 +50,7 @@ def parse(arguments: Sequence[str]) -> Command:
     raise ValueError(f'--mode={mode!r} is not a valid mode: {fix}')
   if mode == 'compare' and not workdir:
     raise ValueError('--workdir is missing: give a directory for the comparison, such as --workdir=runs/compared')
-  if mode == 'compare' and (config or overrides) or mode == 'report' and workdir and (config or overrides):
+  if mode in ('report', 'compare') and workdir and (config or overrides):
     raise ValueError(f'--mode={mode} shows the results in --workdir and takes no --config: leave it out')
   if not config and mode in ('train', 'views'):
     raise ValueError('--config is missing: give a file, such as --config=configs/quickstart.py')
