@@ -29,6 +29,7 @@ import numpy as np
 from experiments import pictures, tables
 from experiments.tables import Row, Sweep
 from ssl_jax.registry import nearest
+from ssl_jax.workdir import metric_log
 
 GRACE = 2.0  # minutes that runs may exceed the budget before they are stopped
 
@@ -54,7 +55,7 @@ def estimate(sweep: Sweep, row: Row, seed: int, finished: Mapping, device: str, 
   names = {other.name for other in sweep.rows if other.config == row.config}
   alike = [r for (name, _), r in finished.items() if name in names and r['device'] == device]
   times = [r['wall_seconds'] / 60 / slowdown(r['side_by_side']) * epochs / r['epochs'] for r in alike]
-  done = max((r.get('epoch', 0.0) for r in _metrics(runs / f'{row.name}_seed{seed}')), default=0.0)
+  done = max((r.get('epoch', 0.0) for r in metric_log.read(runs / f'{row.name}_seed{seed}')), default=0.0)
   # What is left of an interrupted run; it has to start and evaluate in any case.
   return (statistics.mean(times) if times else row.minutes) * max(1 - done / epochs, 0.2)
 
@@ -71,7 +72,7 @@ def needed_minutes(alone: Sequence[float], running: Sequence[float], side_by_sid
 
 
 def device_here() -> str:
-  """The device in the words of a result. Does not ask jax, which would take the GPU's memory."""
+  """The device in the words of a result. Does not ask jax, which would take memory of the GPU."""
   try:
     answer = subprocess.run(['nvidia-smi', '--query-gpu=name', '--format=csv,noheader'], capture_output=True, text=True)
   except OSError:
@@ -91,12 +92,6 @@ def commit_here() -> str:
     return git('rev-parse', 'HEAD') + ('-dirty' if git('status', '--porcelain', '--', '.', *results) else '')
   except (OSError, subprocess.CalledProcessError):
     raise ValueError('git does not know the commit here: give --commit=HASH') from None
-
-
-def _metrics(workdir: pathlib.Path) -> list[dict]:
-  from ssl_jax.workdir import metric_log  # imports jax, which --list and --table of finished sweeps do not need
-
-  return metric_log.read(workdir) if (workdir / 'metrics.jsonl').exists() else []
 
 
 class Child:
@@ -132,7 +127,9 @@ class Child:
     if evaluation['step'] != summary['steps']:
       raise ValueError(f'evaluation.json is of step {evaluation["step"]}, but the last step is {summary["steps"]}')
     config['data']['path'] = ''
-    speeds = [speed for row in _metrics(self.workdir) for name, speed in row.items() if name.endswith('_per_second')]
+    speeds = [
+      speed for row in metric_log.read(self.workdir) for name, speed in row.items() if name.endswith('_per_second')
+    ]
     seconds = [summary['images'] / speed for speed in speeds]
     metrics = {k: v for k, v in evaluation.items() if isinstance(v, int | float) and k not in ('step', 'epoch')}
     metrics |= {f'{layer}/{k}': v for layer, found in evaluation['measures'].items() for k, v in found.items()}
