@@ -43,7 +43,5 @@ def test_bfloat16_is_close():
 
 
 def test_images_that_are_too_small_are_rejected():
-  with pytest.raises(
-    ValueError, match=r'^model.name = alexnet_small needs images of at least 15 × 15 pixels, not 14'
-  ):
+  with pytest.raises(ValueError, match=r'^model.name = alexnet_small needs images of at least 15 × 15 pixels, not 14'):
     jax.eval_shape(lambda: models.create('alexnet_small').init(KEY, jnp.zeros((1, 14, 32, 3)), train=True))
