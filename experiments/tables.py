@@ -124,12 +124,7 @@ def done(sweep: Sweep, folder: pathlib.Path) -> dict[tuple[str, int], dict]:
 def _relevant(saved: Mapping) -> dict:
   """The keys that define a run. Keys that a saved config lacks were added later and have their defaults."""
   defaults = {k: v for k, v in config.flatten(base.get_config()).items() if k.split('.')[0] not in config.NAMED}
-  return config.relevant(defaults | config.flatten(_upgrade(saved)))
-
-
-def _upgrade(saved: Mapping) -> Mapping:
-  """A saved config under today's names of keys and values."""
-  return getattr(config, 'upgrade', dict)(saved)
+  return config.relevant(defaults | config.flatten(config.upgrade(saved)))
 
 
 # Markdown

@@ -60,8 +60,9 @@ def train(config: ConfigDict, workdir: str) -> dict:
     if checkpoints.latest() is not None:
       state = checkpoints.restore(state)
     first, start = int(state.step), start - checkpoints.seconds()
-    if run.modality.name == 'sentences' and jax.process_index() == 0:  # the weights are useless without it
-      files.write_text(workdir / 'vocab.txt', '\n'.join(run.train.vocabulary.pieces) + '\n')
+    if jax.process_index() == 0:
+      for name, text in run.modality.files(run.train).items():
+        files.write_text(workdir / name, text)
     log = metric_log.MetricLog(workdir, first, config.log.tensorboard)
     stack.callback(log.close)
     display = progress.create(first, run.total_steps)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ssl_jax import train
-from ssl_jax.run.online_probe import Probe
+from ssl_jax.run.online_probe import OnlineProbe
 from ssl_jax.workdir import metric_log
 from tests.test_train import final, tiny
 
@@ -18,7 +18,7 @@ def test_steps_match_torch():
   rng = np.random.default_rng(0)
   labels, features = rng.integers(3, size=40), rng.normal(size=(6, 8, 5)).astype(np.float32)
   index = rng.integers(40, size=(6, 8))
-  probe = Probe(labels, learning_rate=0.05)
+  probe = OnlineProbe(labels, learning_rate=0.05)
   state = probe.init(5)
   linear = torch.nn.Linear(5, 3, dtype=torch.float64)
   torch.nn.init.zeros_(linear.weight)

@@ -13,7 +13,7 @@ from ssl_jax.run.optimizers import for_strict_promotion
 
 
 @dataclasses.dataclass(frozen=True)
-class Probe:
+class OnlineProbe:
   """Softmax regression on the features that evaluations use: one step of Adam per training step.
 
   It costs one forward pass of one view. `labels` [n] are those of all training images.

@@ -9,7 +9,7 @@ import optax
 from jax import lax
 
 from ssl_jax.methods import Inputs, Method
-from ssl_jax.run.online_probe import Probe
+from ssl_jax.run.online_probe import OnlineProbe
 from ssl_jax.run.state import State, average_of
 
 Images = jax.Array | tuple[jax.Array, ...]
@@ -53,7 +53,7 @@ def make_update(
   *,
   seed: int,
   ema: float = 0.0,
-  online_probe: Probe | None = None,
+  online_probe: OnlineProbe | None = None,
   axis_name: str | None = None,
 ) -> Callable[[State, jax.Array, jax.Array], tuple[State, dict[str, jax.Array]]]:
   """The update of one device: (state, images [b, ...], index [b]) -> (state, metrics).
