@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ssl_jax.data import imbalance, sources
+from ssl_jax.registry import require_choice
 
 ON_DEVICE_LIMIT = 4 * 2**30  # bytes of decoded training images that `data.on_device=auto` puts on the device
 
@@ -69,6 +70,7 @@ def stored_size(config: ConfigDict) -> int:
 
 def locate(data: Mapping[str, Any]) -> Mapping[str, Any]:
   """`data` with the source 'imagenet' replaced by what `data.path` holds: a prepared tfds set, or class folders."""
+  require_choice('data.source', data['source'], (*sources.LOADERS, 'imagenet', 'text'))
   if data['source'] != 'imagenet':
     return data
   given = data['path'] or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'

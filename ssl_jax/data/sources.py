@@ -193,13 +193,11 @@ def square(image: Image.Image, size: int) -> np.ndarray:
 
 def load(data: Mapping[str, Any], split: str) -> Source:
   """The source that the config section `data` names; `split` is 'train' or 'test'."""
-  loaders = {'tfds': _tfds, 'arrays': _arrays, 'folder': _folder, 'embedded': _embedded}
-  require_choice('data.source', data['source'], loaders)
   require_choice('data.broken', data['broken'], ('error', 'skip'))
   require_choice('split', split, ('train', 'test'))
   if data['classes']:
     require_choice('data.classes', data['classes'], classes.NAMED)
-  source = loaders[data['source']](data, split)
+  source = LOADERS[data['source']](data, split)
   return _restrict(source, data['classes']) if data['classes'] else source
 
 
@@ -328,3 +326,6 @@ def _images_in(root: pathlib.Path, nested: bool = True) -> list[str]:
       os.path.join(folder, name) for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith('.')
     ]
   return sorted(found)
+
+
+LOADERS = {'tfds': _tfds, 'arrays': _arrays, 'folder': _folder, 'embedded': _embedded}
