@@ -21,6 +21,7 @@ from ssl_jax.data.views import augment_settings
 import main
 from configs import base
 from ssl_jax import config, models, train
+from ssl_jax.data import resolve
 from ssl_jax.evals import evaluate
 from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.models import torch_weights
@@ -264,7 +265,7 @@ def test_the_command_exports_the_same_files(saved, exported, tmp_path, capsys):
   error = call(*arguments)
   assert error.startswith('ssl_jax: ') and error.endswith('has no checkpoint yet: train first')
   error = call('--config=', '--mode=export', f'--workdir={tmp_path / "nowhere"}')
-  assert 'holds no run' in error and not (tmp_path / 'nowhere').exists()
+  assert 'does not hold a run' in error and not (tmp_path / 'nowhere').exists()
 
 
 def test_the_torch_code_of_the_readme_gives_the_features_of_the_run(saved, exported, monkeypatch):
@@ -409,32 +410,32 @@ def without(tensors, name):
     (lambda t: {'bn1.bias': t['bn1.bias']}, r"lacks '[\w.]+' and \d+ more of the encoder"),
     (
       lambda t: t | {'layer9.0.bn1.bias': np.ones(3)},
-      "has 'layer9.0.bn1.bias', which the encoder has not: give a file",
+      "has 'layer9.0.bn1.bias', which the encoder does not have: give a file",
     ),
     (
       lambda t: t | {'conv1.weight': np.ones((8, 3, 7, 7), np.float32)},
-      r"has 'conv1.weight' of shape \[8, 3, 7, 7\], and the encoder of \[8, 3, 3, 3\]: give a file",
+      r"has 'conv1.weight' of shape \[8, 3, 7, 7\], and the encoder needs \[8, 3, 3, 3\]: give a file",
     ),
     (
       lambda t: t | {'conv1.weight': t['conv1.weight'].astype(np.int8)},
-      "has 'conv1.weight', int8, not of finite floats",
+      r"has 'conv1.weight' \(int8\), which is not made of finite floats",
     ),
     (
       lambda t: t | {'bn1.bias': np.full(8, np.nan)},
-      "has 'bn1.bias', float64, not of finite floats: give another file",
+      r"has 'bn1.bias' \(float64\), which is not made of finite floats: give another file",
     ),
     (
       lambda t: t | {'bn1.running_var': -t['bn1.running_var']},
-      "has 'bn1.running_var' below 0, and it is a variance: give another file",
+      "has negative values in the variance 'bn1.running_var': give another file",
     ),
     (
       lambda t: {f'module.{name}': value for name, value in t.items()},
-      r"has 'module\.[\w.]+' and \d+ more, which the encoder has not: take 'module\.' off the names",
+      r"has 'module\.[\w.]+' and \d+ more, which the encoder does not have: remove the prefix 'module\.' from the names",
     ),
   ],
   ids=['missing', 'many missing', 'spare', 'shape', 'integers', 'nan', 'variance', 'prefix'],
 )
-def test_unsuitable_weights_are_refused_in_one_line_before_the_data_is_read(exported, tmp_path, change, message):
+def test_unsuitable_weights_are_refused_in_one_line_before_images_are_decoded(exported, tmp_path, change, message):
   tensors = safetensors.numpy.load_file(exported / 'encoder.safetensors')
   path = written(tmp_path, {k: np.ascontiguousarray(v) for k, v in change(tensors).items()})
   refused(tmp_path, path, message)
@@ -443,12 +444,12 @@ def test_unsuitable_weights_are_refused_in_one_line_before_the_data_is_read(expo
 @pytest.mark.parametrize(
   ('content', 'message'),
   [
-    (None, 'is no file: give one, such as encoder.safetensors of --mode=export'),
-    (b'PK\x03\x04 a pickle', r'is no whole safetensors file of floats \(.+\): give encoder.safetensors'),
+    (None, 'is not a file: give a safetensors file, such as that of --mode=export'),
+    (b'PK\x03\x04 a pickle', r'is not a complete safetensors file of floats \(.+\): give encoder.safetensors'),
     (
       # numpy has no float8
       (62).to_bytes(8, 'little') + b'{"x":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}    ' + b'\0',
-      r'is no whole safetensors file of floats \(.+\): give encoder.safetensors',
+      r'is not a complete safetensors file of floats \(.+\): give encoder.safetensors',
     ),
   ],
 )
@@ -460,8 +461,12 @@ def test_files_that_are_not_safetensors_are_refused_in_one_line(tmp_path, conten
 
 
 def refused(tmp_path, path, message):
-  chosen = tiny(tmp_path, init=str(path), **{'data.path': str(tmp_path / 'no_data.npz')})
-  with pytest.raises(ValueError, match=f'^init = {str(path)!r} {message}') as error:
+  chosen = tiny(tmp_path, init=str(path))
+  with (
+    pytest.MonkeyPatch.context() as patched,
+    pytest.raises(ValueError, match=f'^init = {str(path)!r} {message}') as error,
+  ):
+    patched.delattr(resolve, 'placed')  # what decodes the images
     builder.build(chosen)
   assert '\n' not in str(error.value)
 
@@ -470,5 +475,7 @@ def test_learned_positions_are_refused(tmp_path):
   module = ViT(**VIT)
   tensors = torch_weights.to_torch(random_variables(module, 12)) | torch_weights.constants(module, 12)
   path = written(tmp_path, tensors | {'pos_embed': tensors['pos_embed'] + np.float32(0.1)})
-  with pytest.raises(ValueError, match="has 'pos_embed' other than the sines of this encoder: give another file"):
+  with pytest.raises(
+    ValueError, match="has 'pos_embed' that differs from the fixed one of this encoder: give another file"
+  ):
     torch_weights.load(path, module, 12)

@@ -153,8 +153,8 @@ def _readme(config: ConfigDict, torch_source: str, about: Mapping[str, str], not
   """The code that loads the files of this export."""
   return f"""# {config.model.name}, step {about['step']}
 
-The encoder of a run of ssl_jax {about['ssl_jax']} on {config.data.name}. It maps {notes.inputs} to {about['features']} features.
-{notes.preprocessing}
+The encoder of a run of ssl_jax {about['ssl_jax']} on {config.data.name}.
+It maps {notes.inputs} to {about['features']} features. {notes.preprocessing}
 
 ## torch
 
@@ -171,13 +171,13 @@ encoder.eval()
 {notes.torch}
 ```
 
-`projector.safetensors` holds the projector (`{config.projector.name}`) that the loss used in training, as `projector.*`.
+`projector.safetensors` holds the projector (`{config.projector.name}`) used in training, as `projector.*`.
 
 ## jax
 
-`encoder.jax` is the encoder with its weights as a compiled function, for {' and '.join(PLATFORMS)}, computing in {config.dtype}.
-It needs `pip install jax flatbuffers`, but not ssl_jax. Newer versions of jax can read it for at least six months; the
-weights above last longer.
+`encoder.jax` is the encoder with its weights as a serialized function.
+It computes in {config.dtype} on {' and '.join(PLATFORMS)}, and needs `pip install jax flatbuffers`, but not ssl_jax.
+Newer versions of jax can read it for at least six months; the weights above last longer.
 
 ```python
 import jax.export
@@ -189,6 +189,6 @@ with open('encoder.jax', 'rb') as file:
 
 ## ssl_jax
 
-`--config.init=encoder.safetensors{notes.flags}` starts a run from these weights. With `--mode=evaluate --config=...`, it
-evaluates them.
+`--config.init=encoder.safetensors{notes.flags}` starts a run from these weights.
+With `--mode=evaluate --config=...`, it evaluates them.
 """
