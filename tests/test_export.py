@@ -430,7 +430,7 @@ def without(tensors, name):
     ),
     (
       lambda t: {f'module.{name}': value for name, value in t.items()},
-      r"has 'module\.[\w.]+' and \d+ more, which the encoder does not have: remove the prefix 'module\.' from the names",
+      r"has 'module\.[\w.]+' and \d+ more, which the encoder does not have: remove the prefix 'module\.'",
     ),
   ],
   ids=['missing', 'many missing', 'spare', 'shape', 'integers', 'nan', 'variance', 'prefix'],
