@@ -331,7 +331,7 @@ def test_the_command_compares_the_given_workdirs(runs, tmp_path):
   assert '2 runs of 1 config.' in (tmp_path / 'compare.md').read_text()
   done = subprocess.run([*command, '--unknown'], check=False, timeout=120, capture_output=True, text=True)
   assert done.returncode == 1
-  assert "'--unknown' is no flag" in done.stderr
+  assert "'--unknown' is not a flag" in done.stderr
 
 
 def test_a_run_that_was_not_evaluated_still_has_a_page(runs, tmp_path):
