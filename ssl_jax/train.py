@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from ssl_jax.data import pipeline
-from ssl_jax.evals import settings
+from ssl_jax.evals import settings as eval_settings
 from ssl_jax.evals.evaluate import Evaluator, evaluator_of
 from ssl_jax.reporting import neighbours
 from ssl_jax.run import builder
@@ -47,7 +47,7 @@ class Interrupted(Exception):
 def train(config: ConfigDict, workdir: str) -> dict:
   """Trains the run of `config` in `workdir`, from the last checkpoint if there is one. Returns the summary."""
   start = time.monotonic()
-  settings.check(config.eval)
+  eval_settings.check(config.eval)
   run = builder.build(config, resumed=files.saved(workdir))
   during = bool(config.eval.k or run.online_probe or config.eval.sts)  # evaluations during training
   evaluator = evaluator_of(run) if during or config.eval.at_end else None

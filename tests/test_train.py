@@ -11,7 +11,7 @@ import pytest
 
 from configs import base
 from ssl_jax import config, train
-from ssl_jax.evals import evaluate
+from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.run import builder
 from ssl_jax.workdir import files, metric_log, progress
 from ssl_jax.workdir.checkpoints import Checkpoints
@@ -134,7 +134,7 @@ def test_interrupted_and_resumed_is_bit_identical(reference, stop_at, tmp_path):
 def test_a_stop_in_the_last_step_leaves_the_evaluation_to_the_next_call(tmp_path, monkeypatch):
   chosen = tiny(tmp_path, **{'steps': 2, 'eval.at_end': True})
   evaluated = []
-  monkeypatch.setattr(evaluate.Evaluator, 'evaluate', lambda _, state, workdir: evaluated.append(int(state.step)))
+  monkeypatch.setattr(ImageEvaluator, 'evaluate', lambda _, state, workdir: evaluated.append(int(state.step)))
   stop = type('Stop', (), {'is_set': lambda _: (tmp_path / 'run' / 'summary.json').exists()})()
   with monkeypatch.context() as patched:
     patched.setattr(train, '_stop_requests', lambda: contextlib.nullcontext(stop))
@@ -275,7 +275,7 @@ def test_the_last_step_is_saved_before_it_is_evaluated(tmp_path, monkeypatch):
     raise ValueError('the test images cannot be read')
 
   with monkeypatch.context() as patched, pytest.raises(ValueError, match='cannot be read'):
-    patched.setattr(evaluate.Evaluator, 'scores', fails)
+    patched.setattr(ImageEvaluator, 'scores', fails)
     train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
   assert [path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()] == ['2']
   for _ in range(2):  # the same command evaluates it, and logs that once
@@ -417,20 +417,20 @@ def test_without_labels_only_knn_is_refused(tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'batch_size': 34, 'parallel.devices': 4}, 'batch_size = 34 does not divide over 4 devices: try 32'),
+    ({'batch_size': 34, 'parallel.devices': 4}, 'batch_size = 34 must be divisible by the 4 devices: try 32'),
     ({'parallel.devices': 9}, 'parallel.devices = 9 must be at most 4'),
-    ({'batch_size': 128}, 'batch_size = 128 is larger than the 64 training images'),
-    ({'eval.k': (65,)}, r'eval.k = \(65,\) has more than the 64 training images'),
-    ({'method.name': 'simclrr'}, "method.name = 'simclrr' does not exist: did you mean 'simclr'"),
-    ({'method.queue': 5}, "method.queue = 5 is no parameter of 'simclr'"),
+    ({'batch_size': 128}, 'batch_size = 128 must not exceed the 64 training images'),
+    ({'eval.k': (65,)}, r'eval.k = \(65,\) must not exceed the 64 training images'),
+    ({'method.name': 'simclrr'}, "method.name = 'simclrr' is not a known method: did you mean 'simclr'"),
+    ({'method.queue': 5}, "method.queue = 5 is not a parameter of 'simclr'"),
     ({'loss.name': 'info_nec'}, "loss.name = 'info_nec' .*did you mean 'info_nce'"),
-    ({'loss.name': 'simple'}, "'simple' takes none"),
+    ({'loss.name': 'simple'}, "'simple' takes no temperature"),
     ({'temperature.name': 'cosin'}, "temperature.name = 'cosin' .*did you mean 'cosine'"),
-    ({'temperature.tau': 0.0}, 'temperature.tau = 0.* above 0'),
+    ({'temperature.tau': 0.0}, 'temperature.tau = 0.0 must be positive'),
     ({'temperature': dict(name='cosine', tau_min=0.5, tau_max=0.2)}, 'temperature.tau_min = 0.5 .*tau_max'),
-    ({'model.name': 'resnet81'}, "'resnet81' does not exist: did you mean 'resnet18'"),
-    ({'projector.name': 'simclar'}, "'simclar' does not exist: did you mean 'simclr'"),
-    ({'augment.name': 'simclar'}, "augment.name = 'simclar' does not exist: did you mean 'simclr'"),
+    ({'model.name': 'resnet81'}, "model.name = 'resnet81' is not a known model: did you mean 'resnet18'"),
+    ({'projector.name': 'simclar'}, "projector.name = 'simclar' is not a known projector: did you mean 'simclr'"),
+    ({'augment.name': 'simclar'}, "augment.name = 'simclar' is not a valid choice: did you mean 'simclr'"),
     ({'augment.crop_scale': (1.2, 1)}, 'augment.crop_scale'),
     (
       {'augment.crop': False, 'data.stored_size': 16},

@@ -47,10 +47,8 @@ def compile_faster(deterministic: bool) -> None:
 
   The cache is JAX_COMPILATION_CACHE_DIR, or ~/.cache/ssl_jax. On an H200, autotuning Triton's kernels against cuBLAS
   took half of the time before the first step and most of an evaluation, and the steps were not faster. To enable it,
-  set XLA_FLAGS=--xla_gpu_enable_triton_gemm=true.
-
-  Args:
-    deterministic: exclude GPU kernels whose order of summation changes from run to run.
+  set XLA_FLAGS=--xla_gpu_enable_triton_gemm=true. `deterministic` excludes GPU kernels whose order of summation changes
+  from run to run.
   """
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', str(pathlib.Path('~/.cache/ssl_jax').expanduser()))

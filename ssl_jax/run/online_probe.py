@@ -35,11 +35,7 @@ class OnlineProbe:
   def update(
     self, state: dict[str, Any], features: jax.Array, index: jax.Array, axis_name: str | None = None
   ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-    """One step on this device's features [b, width] of the training images `index` [b].
-
-    Returns:
-      The next state and the metrics.
-    """
+    """One step on this device's features [b, width] of the training images `index` [b]: the next state, and metrics."""
     features, labels = lax.stop_gradient(features.astype(jnp.float32)), jnp.asarray(self.labels, jnp.int32)[index]
 
     def loss_fn(weights):

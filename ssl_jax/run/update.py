@@ -62,14 +62,9 @@ def make_update(
   of the global mean, even if the loss gathers negatives from all devices.
 
   Args:
-    method: gives the loss and the next extra state.
-    optimizer: updates the parameters.
     learning_rate: the schedule of `optimizer`, for the metrics.
-    augments: one augmentation per view.
-    seed: all randomness follows from it and the step.
     ema: if positive, the decay of the weight average in extra['average'], which evaluations use.
     online_probe: if given, it learns in extra['probe'], from the features before this step.
-    axis_name: the axis that the update is mapped over.
   """
 
   def update(state, images, index):
@@ -87,10 +82,8 @@ def make_update(
     if axis_name:
       grads, metrics = lax.pmean((grads, metrics), axis_name)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    metrics |= {
-      'learning_rate': jnp.asarray(learning_rate(state.step), jnp.float32),
-      'grad_norm': optax.tree.norm(grads),
-    }
+    metrics['learning_rate'] = jnp.asarray(learning_rate(state.step), jnp.float32)
+    metrics['grad_norm'] = optax.tree.norm(grads)
     params = optax.apply_updates(state.params, updates)
     extra = outputs.extra
     if ema:

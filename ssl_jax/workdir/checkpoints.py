@@ -15,13 +15,7 @@ class Checkpoints:
   """The newest checkpoints of one workdir, each complete or absent, written in the background."""
 
   def __init__(self, workdir: pathlib.Path, identity: Mapping | None = None, keep: int | None = None):
-    """Opens the checkpoints of `workdir`.
-
-    Args:
-      workdir: the run's directory.
-      identity: `Run.identity`, saved with each checkpoint: the checkpoint's owner, for `files.check`.
-      keep: how many checkpoints to keep. None: only read, possibly while a run is writing.
-    """
+    """`identity` is `Run.identity`, saved for `files.check`. `keep` None: only read, even while a run is writing."""
     self.identity = identity
     if keep is None:
       options = ocp.CheckpointManagerOptions(read_only=True)
@@ -37,10 +31,7 @@ class Checkpoints:
   def save(self, state: State, unlogged: Sequence[Mapping] = (), seconds: float = 0.0) -> None:
     """Saves a state of host arrays, unless its step is saved already.
 
-    Args:
-      state: the state.
-      unlogged: the metrics of the steps since the last row of metrics.jsonl.
-      seconds: how long the run has trained.
+    `unlogged` has the metrics of the steps since the last row of metrics.jsonl; `seconds` is the training time so far.
     """
     step = int(state.step)
     if step not in self.manager.all_steps():

@@ -19,9 +19,7 @@ except ImportError:  # Windows
   fcntl = None
 
 LONGEST_NAME = 80  # characters of a default workdir's name
-
-# Keys of an identity's `data` that no config has: they are known once the data is loaded.
-FOUND = ('images', 'words')
+FOUND = ('images', 'words')  # keys of an identity's `data` that no config has: known once the data is loaded
 
 
 def default(config_file: str, overrides: Sequence[str] = ()) -> pathlib.Path:
@@ -71,12 +69,8 @@ def check(workdir: str | os.PathLike, identity: Mapping, *, trains: bool = False
   """The absolute path of the workdir, created if needed; a ValueError if this run may not use it.
 
   A workdir belongs to the run that saved its newest checkpoint. Without a checkpoint it is free, except that a run
-  which `trains` must not mix with an evaluation of other weights or features.
-
-  Args:
-    workdir: the directory.
-    identity: `Run.identity`, or a config as a dict if the data is not loaded.
-    trains: whether the run will write checkpoints.
+  which `trains` must not mix with an evaluation of other weights or features. `identity` is `Run.identity`, or the
+  config as a dict if the data is not loaded.
   """
   folder = pathlib.Path(workdir).expanduser()
   refuse = lambda why: ValueError(f'--workdir={str(workdir)!r} holds {why}: give another directory')

@@ -45,9 +45,7 @@ def read(workdir: pathlib.Path) -> list[dict]:
       row['step']
     except (ValueError, AttributeError, KeyError) as error:
       if number < len(lines):
-        raise ValueError(
-          f'line {number} of {file} is not a row of metrics with a step: fix it, or remove it'
-        ) from error
+        raise ValueError(f'line {number} of {file} has no metrics of a step: fix it, or remove it') from error
       break
     rows.append(row)
   return rows
@@ -72,7 +70,6 @@ class MetricLog:
       self.board = SummaryWriter(str(workdir / 'tensorboard'), purge_step=step + 1)
 
   def write(self, step: int, row: Mapping[str, float]) -> None:
-    """Appends a row."""
     if self.file:
       self.file.write(json.dumps({'step': step, **row}) + '\n')
     if self.board:
@@ -80,7 +77,6 @@ class MetricLog:
         self.board.add_scalar(name, value, step)
 
   def close(self) -> None:
-    """Closes the files."""
     if self.file:
       self.file.close()
     if self.board:

@@ -45,18 +45,16 @@ class Plain:
     self.total = total
 
   def say(self, text: str) -> None:
-    """Prints a line."""
     try:
       print(text, flush=True)
     except BrokenPipeError:  # the reader is gone, which is not a reason to stop training
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
   def show(self, step: int, row: Mapping[str, float], seconds_left: float) -> None:
-    """Shows a row of metrics."""
     self.say(f'step {step}/{self.total}  {_numbers(row)}  ETA {seconds_left:.0f} s')
 
   def close(self) -> None:
-    """Ends the display."""
+    pass
 
 
 class Silent(Plain):
