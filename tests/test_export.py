@@ -16,12 +16,12 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from absl import flags
-from ssl_jax.data.views import augment_settings
 
 import main
 from configs import base
 from ssl_jax import config, models, train
 from ssl_jax.data import resolve
+from ssl_jax.data.views import augment_settings
 from ssl_jax.evals import evaluate
 from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.models import torch_weights

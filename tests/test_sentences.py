@@ -6,10 +6,10 @@ import chex
 import jax
 import numpy as np
 import pytest
-from ssl_jax.data.modality import IMAGES, SENTENCES
 
 from configs import base, sentences
 from ssl_jax import config, methods, train
+from ssl_jax.data.modality import IMAGES, SENTENCES
 from ssl_jax.evals import evaluate, sts
 from ssl_jax.models import torch_weights
 from ssl_jax.reporting import export, report, views
