@@ -8,7 +8,7 @@ import pytest
 
 from ssl_jax import config
 from ssl_jax.run import builder
-from tests.test_train import tiny
+from tests.helpers import tiny
 
 
 def views(tmp_path, image, examples=1, **changes):

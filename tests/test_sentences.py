@@ -14,7 +14,7 @@ from ssl_jax.evals import evaluate, sts
 from ssl_jax.models import torch_weights
 from ssl_jax.reporting import export, report, views
 from ssl_jax.run import builder
-from tests.test_train import asked_to_stop_at, final
+from tests.helpers import asked_to_stop_at, final
 
 WORDS = ['a', 'the', 'dog', 'cat', 'man', 'woman', 'runs', 'sleeps', 'eats', 'red', 'blue', 'house', 'in', 'on', 'near']
 

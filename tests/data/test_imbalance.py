@@ -4,7 +4,7 @@ import pytest
 from ssl_jax.data import imbalance
 from ssl_jax.evals.evaluate import Evaluator
 from ssl_jax.run import builder
-from tests.test_train import tiny
+from tests.helpers import tiny
 
 CIFAR10 = np.repeat(np.arange(10, dtype=np.int32), 5000)
 CIFAR100 = np.repeat(np.arange(100, dtype=np.int32), 500)

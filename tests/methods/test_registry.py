@@ -10,7 +10,7 @@ import pytest
 
 from configs import base, cifar10
 from ssl_jax import config, methods, train
-from tests.test_train import asked_to_stop_at, final, tiny
+from tests.helpers import asked_to_stop_at, final, tiny
 
 NONE = dict(name='none')
 
