@@ -377,15 +377,18 @@ def test_without_labels_only_knn_is_refused(tmp_path):
       'data.stored_size = 16 needs random crops: set augment.crop=True',
     ),
     ({'augment.crop': False, 'small_crops.number': 2}, 'small_crops.number = 2 needs random crops: set augment.crop'),
-    ({'data.path': 'nowhere.npz'}, "data.path 'nowhere.npz' is not an .npz file"),
+    ({'data.path': 'nowhere.npz'}, "data.path = 'nowhere.npz' must be an .npz file"),
     ({'augment.size': 8}, 'augment.size = 8 is not set here: set data.image_size'),
     ({'augment_other': dict(size=8)}, 'augment_other.size = 8 is not set here: set data.image_size'),
     (
       {'imbalance': dict(name='exponential_tail', ratio='a tenth')},
-      "imbalance.ratio = 'a tenth' is out of range: give",
+      "imbalance.ratio = 'a tenth' must be the size of the last class",
     ),
-    ({'imbalance': dict(name='exponential_tail', ratio=0.1, n_max=-2)}, 'imbalance.n_max = -2 is out of range: give'),
-    ({'imbalance': dict(name='pareto', n_max=8, n_min=9)}, 'imbalance.n_min = 9 is more than n_max = 8'),
+    (
+      {'imbalance': dict(name='exponential_tail', ratio=0.1, n_max=-2)},
+      'imbalance.n_max = -2 must be the size of the largest class, at least 1',
+    ),
+    ({'imbalance': dict(name='pareto', n_max=8, n_min=9)}, 'imbalance.n_min = 9 must be at most n_max = 8'),
     (
       {'imbalance': dict(name='exponential_tail', ratio=0.1), 'batch_size': 16, 'eval.finetune': '5-shot'},
       "eval.finetune: labels: '5-shot', but class . has . training images",
