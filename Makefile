@@ -17,6 +17,7 @@ test: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy ssl_jax
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
