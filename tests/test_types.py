@@ -1,6 +1,7 @@
 """Every public function and method of ssl_jax states the types of its arguments and of what it returns."""
 
 import ast
+import configparser
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,4 +37,7 @@ def test_public_functions_are_annotated():
 
 
 def test_types_are_installed():
+  setup = configparser.ConfigParser()
+  setup.read(PACKAGE.parent / 'setup.cfg')
+  assert (PACKAGE / setup['options.package_data']['ssl_jax']).name == 'py.typed'
   assert (PACKAGE / 'py.typed').exists()

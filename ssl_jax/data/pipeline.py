@@ -28,7 +28,7 @@ from ssl_jax.data import image_ops, sources
 from ssl_jax.registry import require
 
 Batch = dict[str, Any]
-Batches: TypeAlias = grain.DatasetIterator[Batch]
+Batches: TypeAlias = 'grain.DatasetIterator[Batch]'
 T = TypeVar('T')
 
 

@@ -41,7 +41,12 @@ class Properties:
 
 
 class ContrastiveLoss(Protocol):
-  """A function of similarities that declares its properties."""
+  """A function of similarities that declares its properties.
+
+  >>> from ssl_jax import losses
+  >>> losses.simple.properties.separable
+  True
+  """
 
   __name__: str
   properties: Properties

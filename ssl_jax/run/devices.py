@@ -30,8 +30,8 @@ def start(processes: int, cpu_devices: int) -> None:
     jax.config.update('jax_num_cpu_devices', cpu_devices)
   if processes > 1:
     own = os.environ.get('JAX_PROCESS_ID')  # jax does not read it
-    given: dict[str, Any] = {} if own is None else dict(num_processes=processes, process_id=int(own))
     try:
+      given: dict[str, Any] = {} if own is None else dict(num_processes=processes, process_id=int(own))
       jax.distributed.initialize(**given)
     except ValueError as error:  # not a cluster that jax knows
       raise ValueError(
