@@ -281,7 +281,7 @@ class ConfigTest(chex.TestCase):
     ),
     (
       dict(name='cosine', tau_min=dict(name='cosine', tau_min=0.1, tau_max=0.2), tau_max=0.2),
-      "tau_min.name = 'cosine' is not a known tau_min: did you mean 'cosine_schedule'",
+      "tau_min.name = 'cosine' is not a known tau_min: give one of linear_schedule, cosine_schedule, learnable",
     ),
   )
   def test_refusals(self, spec, message):
