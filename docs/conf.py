@@ -27,7 +27,7 @@ html_theme_options = {'show_toc_level': 2, 'use_download_button': False, 'use_fu
 html_static_path = ['_static']
 html_css_files = ['custom.css']
 
-myst_enable_extensions = ['colon_fence', 'deflist']
+myst_enable_extensions = ['colon_fence', 'deflist', 'tasklist']
 myst_heading_anchors = 3
 # The notebook trains three encoders, about three minutes. DOCS_NOTEBOOK=off skips that.
 nb_execution_mode = os.environ.get('DOCS_NOTEBOOK', 'force')
