@@ -30,11 +30,12 @@ html_css_files = ['custom.css']
 myst_enable_extensions = ['colon_fence', 'deflist', 'tasklist']
 myst_heading_anchors = 3
 # The notebook trains three encoders, about three minutes. DOCS_NOTEBOOK=off skips that.
-nb_execution_mode = os.environ.get('DOCS_NOTEBOOK', 'force')
+nb_execution_mode = os.environ.get('DOCS_NOTEBOOK') or 'force'
 nb_execution_raise_on_error = True
 nb_execution_timeout = 1200
 nb_ipywidgets_js = {}
 
+napoleon_use_ivar = True
 autodoc_typehints = 'signature'
 autodoc_class_signature = 'separated'
 python_maximum_signature_line_length = 88
@@ -58,9 +59,7 @@ def _restructured(app, what, name, obj, options, lines):
     first = block[0].lstrip()
     if first.startswith('>>>'):
       out += [*block, '']
-    elif re.fullmatch(r'(Args|Returns|Attributes|Raises|Yields):', block[0].strip()):
-      out += [*map(_escape, block), '']
-    elif re.match(r'[-*] ', first):
+    elif re.fullmatch(r'(Args|Returns|Attributes|Raises|Yields):', block[0].strip()) or re.match(r'[-*] ', first):
       out += [*map(_escape, block), '']
     elif min(indents) >= 2 or len(set(indents)) > 1:  # code, or a text in columns
       margin = min(indents)

@@ -296,7 +296,7 @@ def api_pages() -> dict[str, str]:
     blocks = [f'# {title}', '```{contents}\n:local:\n:depth: 1\n```']
     for unit in units:
       for module in modules_of(unit):
-        options = ':members:\n:member-order: bysource'
+        options = ':members:\n:ignore-module-all:\n:member-order: bysource'
         blocks.append(f'## {module}\n\n```{{eval-rst}}\n.. automodule:: {module}\n')
         blocks[-1] += '\n'.join(f'   {line}' for line in options.splitlines()) + '\n```'
     pages[f'api/{name}.md'] = '\n\n'.join(blocks) + '\n'
