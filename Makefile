@@ -1,4 +1,4 @@
-# make train: a result on this machine in a few minutes.  make test, make lint, make docs, make views, make bench.
+# make train: a result on this machine in a few minutes.  make test, make lint, make views, make bench.
 # Everything works from a fresh clone: the virtual environment is made first. Another Python: make PYTHON=python3.12 test
 
 PYTHON ?= python3

@@ -131,7 +131,9 @@ def _value(config: Mapping, key: str) -> Any:
 def config_reference() -> str:
   """Every key, its default, its meaning and its choices, in a table for each section."""
   from ssl_jax import config as configs
+  from ssl_jax.evals import settings
 
+  known = configs.CHOICES | {f'eval.{key}': choices for key, choices in settings.CHOICES.items()}
   rows: dict[str, list[str]] = {section: [] for section in SECTIONS}
   for key, value, comment in config_keys():
     section, _, _ = key.rpartition('.')
@@ -140,7 +142,7 @@ def config_reference() -> str:
     section = SHOWN_IN.get(key, section)
     value = dict(value) if hasattr(value, 'to_dict') else value
     default = f'dict({", ".join(f"{k}={v!r}" for k, v in value.items())})' if isinstance(value, dict) else repr(value)
-    choices = [repr(choice) for choice in getattr(configs, 'CHOICES', {}).get(key, ())]
+    choices = [repr(choice) for choice in known.get(key, ())]
     meaning = _cell(comment)
     if choices:
       meaning += f'{". " if meaning else ""}Choices: `{"`, `".join(choices)}`'
@@ -262,8 +264,8 @@ def names() -> str:
     ('`loss`, contrastive', rows(losses.CONTRASTIVE, given)),
     ('`loss`, without negatives', 'Each method accepts its own: ' + listed(other) + '. See [](losses.md).'),
     ('`temperature`', rows(temperature.OF_SIMILARITY | temperature.OF_STEP, clock)),
-    ('`model`', listed(models.NAMES) + '.'),
-    ('`projector`', listed(models.heads.NAMES) + '.'),
+    ('`model`', listed(models.ENCODERS) + '.'),
+    ('`projector`', listed(models.heads.HEADS) + '.'),
     ('`augment`', listed(augment.PRESETS) + '.'),
     ('`imbalance`', rows(imbalance.RULES, ('labels',))),
     ('`eval.linear`', '`logistic`, `ridge`, ' + listed(linear.PROTOCOLS) + '.'),
