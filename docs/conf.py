@@ -39,6 +39,8 @@ napoleon_use_ivar = True
 autodoc_typehints = 'signature'
 autodoc_class_signature = 'separated'
 python_maximum_signature_line_length = 88
+smartquotes = False
+highlight_language = 'none'
 nitpicky = True
 # Names of other libraries are not links: no inventory is downloaded.
 nitpick_ignore_regex = [('py:.*', r'(?!ssl_jax\.).*')]

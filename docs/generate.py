@@ -384,7 +384,7 @@ def draw_figures() -> None:
   s = jnp.linspace(-1, 1, 401)
 
   with plt.rc_context(style):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.3), layout='constrained', sharey=True)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.2), layout='constrained', sharey=True)
     for name in ('constant', 'cosine', 'linear', 'exponential', 'monotonic_cosine'):
       function = temperature.OF_SIMILARITY[name]
       tau = function(0.2) if name == 'constant' else function(0.07, 0.2)
@@ -398,7 +398,7 @@ def draw_figures() -> None:
       axis.legend(fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.22), ncols=2)
     figure.savefig(folder / 'temperatures.svg', **save)
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.3), layout='constrained')
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.2), layout='constrained')
     taus = (0.07, 0.1, 0.2, 0.3, 0.5, 1.0)
     negatives = jnp.asarray(np.random.default_rng(0).normal(0, 0.25, (64, 1024)).clip(-1, 1), jnp.float32)
     for tau in taus:
@@ -406,6 +406,7 @@ def draw_figures() -> None:
     tau = temperature.cosine(0.07, 0.2)
     left.plot(s, losses.penalties(s[None], tau)[0] * len(s), 'k--', label='cosine, 0.07 to 0.2')
     left.set(xlabel='similarity s of a negative', ylabel='penalty, relative to the mean', ylim=(0, 12))
+    left.set_xticks([-1, -0.5, 0, 0.5, 1])
     left.set_title('who is pushed away')
     left.legend(fontsize=8)
     grid = np.geomspace(0.05, 1.0, 40)
@@ -427,7 +428,7 @@ def draw_figures() -> None:
     axis.legend(fontsize=8)
     figure.savefig(folder / 'schedules.svg', **save)
 
-    figure, axes = plt.subplots(1, 3, figsize=(9, 3.1), layout='constrained')
+    figure, axes = plt.subplots(1, 3, figsize=(7.6, 2.9), layout='constrained')
     views = [jnp.eye(4), jnp.eye(4)]
     bank = jnp.eye(8, 4)
     kinds = {
