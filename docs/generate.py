@@ -291,19 +291,21 @@ def modules_of(unit: str) -> list[str]:
 
 
 def api_pages() -> dict[str, str]:
-  """A page for each group of modules, and the list of them."""
-  pages, listed = {}, []
+  """A page for each group of modules."""
+  pages = {}
   for title, units in API.items():
-    name = title.lower().replace(' ', '_')
     blocks = [f'# {title}', '```{contents}\n:local:\n:depth: 1\n```']
     for unit in units:
       for module in modules_of(unit):
         options = ':members:\n:ignore-module-all:\n:member-order: bysource'
         blocks.append(f'## {module}\n\n```{{eval-rst}}\n.. automodule:: {module}\n')
         blocks[-1] += '\n'.join(f'   {line}' for line in options.splitlines()) + '\n```'
-    pages[f'api/{name}.md'] = '\n\n'.join(blocks) + '\n'
-    listed.append(name)
+    pages[api_page(title)] = '\n\n'.join(blocks) + '\n'
   return pages
+
+
+def api_page(title: str) -> str:
+  return f'api/{title.lower().replace(" ", "_")}.md'
 
 
 # Copies of the repository's own pages

@@ -100,7 +100,8 @@ def run_example(function):
 
 @pytest.mark.parametrize('page', PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-  generated = {str(pathlib.Path('_generated', name)) for name in [*generate.copied_pages(), *generate.api_pages()]}
+  pages = [*generate.copied_pages(), *map(generate.api_page, generate.API)]
+  generated = {f'_generated/{name}' for name in pages}
   figures = {f'_generated/figures/{name}.svg' for name in ('pairs', 'penalties', 'temperatures', 'schedules')}
   for address in re.findall(r'\]\(([^)\s]+)\)', page.read_text()):
     path = address.partition('#')[0]
