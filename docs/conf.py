@@ -42,8 +42,8 @@ python_maximum_signature_line_length = 88
 smartquotes = False
 highlight_language = 'none'
 nitpicky = True
-# Names of other libraries are not links: no inventory is downloaded.
-nitpick_ignore_regex = [('py:.*', r'(?!ssl_jax\.).*')]
+# Names of other libraries are not links, since no inventory is downloaded; nor are type variables.
+nitpick_ignore_regex = [('py:.*', r'(?!ssl_jax\.).*'), ('py:class', r'ssl_jax\..*\.[A-Z]')]
 
 
 def _restructured(app, what, name, obj, options, lines):
