@@ -37,7 +37,6 @@ nb_ipywidgets_js = {}
 
 napoleon_use_ivar = True
 autodoc_typehints = 'signature'
-autodoc_class_signature = 'separated'
 python_maximum_signature_line_length = 88
 smartquotes = False
 highlight_language = 'none'
