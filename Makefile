@@ -1,4 +1,4 @@
-# make train: a result on this machine in a few minutes.  make test, make lint, make views, make bench.
+# make train: a result and its report on this machine in a few minutes.  make test, make lint, make docs, make views, make bench.
 # Everything works from a fresh clone: the virtual environment is made first. Another Python: make PYTHON=python3.12 test
 
 PYTHON ?= python3
@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 .PHONY: train test lint format docs views bench clean
 
 train: $(VENV)/.installed
-	$(BIN)/python main.py --config=configs/quickstart.py --workdir=runs/quickstart
+	$(BIN)/python main.py --config=configs/quickstart.py
+	$(BIN)/python main.py --mode=report --config=configs/quickstart.py
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -43,7 +44,7 @@ $(BIN)/pip: # there once the virtual environment can install
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: setup.cfg pyproject.toml | $(BIN)/pip
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[plots]'
 	touch $@
 
 $(VENV)/.installed-docs: setup.cfg pyproject.toml | $(BIN)/pip

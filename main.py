@@ -1,78 +1,124 @@
-"""Trains and judges self-supervised representations.
+"""Trains and evaluates self-supervised representations.
 
-python main.py --config=configs/cifar10.py:dystress --workdir=runs/dystress --config.seed=1
-python main.py --mode=evaluate --workdir=runs/dystress    # and report, export
-python main.py --mode=compare --workdir=runs/compared runs/cifar10 runs/dystress
-python main.py --mode=views --config=configs/cifar10.py --workdir=runs/views
+python main.py --config=configs/cifar10.py:dystress --config.seed=1
+python main.py --mode=evaluate --workdir=runs/cifar10_dystress_seed=1    # or report, export
+python main.py --mode=compare --workdir=runs/compared runs/cifar10 runs/cifar10_dystress_seed=1
+python main.py --mode=views --config=configs/cifar10.py
 """
 
+import difflib
 import pathlib
 import sys
 import traceback
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
 
 from absl import app, flags, logging
 
+# ssl_jax is imported where it is used, since that takes seconds and a wrong flag should not.
+
 MODES = ('train', 'evaluate', 'export', 'report', 'compare', 'views')
 CONFIG = flags.DEFINE_string('config', None, 'FILE.py[:options]; any of its keys is a flag too: --config.seed=1.')
-WORKDIR = flags.DEFINE_string('workdir', None, 'Where the run lives; the same command goes on where it stopped.')
+WORKDIR = flags.DEFINE_string(
+  'workdir', None, "The run's directory (default: runs/NAME, after --config); the same command resumes its run."
+)
 MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (a contact sheet of augmented views).')
 
 
-def run(arguments):
+class Command(NamedTuple):
+  """The command line, checked."""
+
+  mode: str
+  config: str
+  overrides: list[str]  # KEY=VALUE
+  workdir: str  # '': the config's default
+  runs: list[str]  # of --mode=compare
+
+
+def parse(arguments: Sequence[str]) -> Command:
+  """The command of the flags and of `arguments`, which absl did not parse; a ValueError for a mistake in them."""
+  is_override = lambda argument: argument.startswith('--config.') and '=' in argument
+  overrides = [argument.removeprefix('--config.') for argument in arguments if is_override(argument)]
+  runs = [argument for argument in arguments if not is_override(argument)]
+  mode, config, workdir = MODE.value, CONFIG.value or '', WORKDIR.value or ''
+  for argument in runs:
+    if mode != 'compare' or argument.startswith('-'):
+      raise ValueError(f'{argument!r} is not a flag: give --config, --config.KEY=VALUE, --workdir or --mode')
+  if mode not in MODES:
+    close = difflib.get_close_matches(mode, MODES, n=1)
+    fix = f'did you mean {close[0]!r}?' if close else f'give one of {", ".join(MODES)}'
+    raise ValueError(f'--mode={mode!r} is not a valid mode: {fix}')
+  if mode == 'compare' and not workdir:
+    raise ValueError('--workdir is missing: give a directory for the comparison, such as --workdir=runs/compared')
+  if mode in ('report', 'compare') and workdir and (config or overrides):
+    raise ValueError(f'--mode={mode} shows the results in --workdir and takes no --config: leave it out')
+  if not config and mode in ('train', 'views'):
+    raise ValueError('--config is missing: give a file, such as --config=configs/quickstart.py')
+  if not config and not workdir:
+    raise ValueError('--workdir is missing: give the directory of the run, such as --workdir=runs/quickstart')
+  return Command(mode, config, overrides, workdir, runs)
+
+
+def run(command: Command) -> None:
+  """Runs a command."""
   from configs import base
-  from ssl_jax import config, registry, train
-  from ssl_jax.evals import evaluate
-  from ssl_jax.reporting import export, report
-  from ssl_jax.run import devices
+  from ssl_jax import config
   from ssl_jax.workdir import files
 
-  overrides = [a.removeprefix('--config.') for a in arguments if a.startswith('--config.') and '=' in a]
-  others = [a for a in arguments if not (a.startswith('--config.') and '=' in a)]
-  for argument in others:
-    if MODE.value != 'compare' or argument.startswith('-'):
-      raise ValueError(f'{argument!r} is no flag: the flags are --config, --config.KEY=VALUE, --workdir and --mode')
-  if MODE.value not in MODES:
-    raise ValueError(f'--mode={MODE.value!r} does not exist: {registry.nearest(MODE.value, MODES)}')
-  if not WORKDIR.value:
-    raise ValueError('--workdir is missing: give the directory of the run, such as --workdir=runs/first')
-  if MODE.value in ('report', 'compare'):
-    if CONFIG.value or overrides:
-      raise ValueError(f'--mode={MODE.value} shows what was measured, and takes no --config: leave it out')
-    return report.compare(others, WORKDIR.value) if MODE.value == 'compare' else report.report(WORKDIR.value)
-  if CONFIG.value:
-    chosen = config.load(CONFIG.value, overrides)
-  elif MODE.value in ('evaluate', 'export'):
-    chosen = config.restore(files.read_config(WORKDIR.value), base.get_config(), overrides)
+  mode = command.mode
+  workdir = command.workdir or str(files.default(command.config, command.overrides))
+  if mode in ('report', 'compare'):
+    from ssl_jax.reporting import report
+
+    report.report(workdir) if mode == 'report' else report.compare(command.runs, workdir)
+    return
+  if command.config:
+    chosen = config.load(command.config, command.overrides)
   else:
-    raise ValueError('--config is missing: give a file, such as --config=configs/quickstart.py')
+    chosen = config.restore(files.read_config(workdir), base.get_config(), command.overrides)
   config.validate(chosen, base.get_config())
-  if MODE.value == 'export':
-    return export.export(chosen, WORKDIR.value)
+  if mode == 'export':
+    from ssl_jax.reporting import export
+
+    export.export(chosen, workdir)
+    return
+  from ssl_jax import train
+  from ssl_jax.evals import evaluate
+  from ssl_jax.reporting import views
+  from ssl_jax.run import devices
+
   devices.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
   devices.compile_faster(chosen.deterministic)
-  {'train': train.train, 'evaluate': evaluate.evaluate, 'views': evaluate.draw_views}[MODE.value](chosen, WORKDIR.value)
+  {'train': train.train, 'evaluate': evaluate.evaluate, 'views': views.draw_views}[mode](chosen, workdir)
 
 
-def main(argv):
-  from ssl_jax import train
-
-  logging.set_verbosity(logging.ERROR)  # orbax tells of every file
+def main(argv: Sequence[str]) -> None:
+  """Runs the command line; a mistake in it ends in one line."""
+  logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
-    run(argv[1:])
-  except (train.Diverged, train.Interrupted) as error:
-    sys.exit(f'ssl_jax: {error}')
+    run(parse(argv[1:]))
   except KeyboardInterrupt:
-    sys.exit('ssl_jax: interrupted; what was saved before is there, and the same command goes on from it')
+    _exit('interrupted; the same command resumes from the last checkpoint')
   except OSError as error:
-    sys.exit(f'ssl_jax: {error}')
+    _exit(error)
   except ValueError as error:
-    # A mistake that this project found is told in one line; whatever a library raises keeps its traceback.
+    # A mistake that this project finds is explained in one line; the error of a library keeps its traceback.
     raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
     if not raised_in.is_relative_to(pathlib.Path(__file__).parent) or '.venv' in raised_in.parts:
       raise
-    sys.exit(f'ssl_jax: {error}')
+    _exit(error)
+  except Exception as error:
+    from ssl_jax.train import Diverged, Interrupted
+
+    if not isinstance(error, Diverged | Interrupted):
+      raise
+    _exit(error)
+
+
+def _exit(message: str | Exception) -> NoReturn:
+  sys.exit(f'ssl_jax: {message}')
 
 
 if __name__ == '__main__':
-  # The config's own keys are flags that absl does not know; they come through as arguments.
+  # absl does not know the config's keys: it passes them on as arguments.
   app.run(main, flags_parser=lambda argv: flags.FLAGS(argv, known_only=True))

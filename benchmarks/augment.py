@@ -1,14 +1,15 @@
-"""Two SimCLR views (dystress_cifar) of a batch of 32-pixel images: ours, and what loaders do.
+"""Two SimCLR views (dystress_cifar) of a batch of 32-pixel images: ours, and what data loaders do.
 
   python -m benchmarks.augment [--quick]
 
-Pillow and torchvision on Pillow images go image by image in one process, as one worker of a loader does. The v2 of
-torchvision on a batch draws one crop, one flip and one jitter for all of it: not the same augmentation, shown for its
-speed alone.
+Pillow and torchvision on Pillow images process one image at a time in one process, like one worker of a data loader.
+torchvision v2 on a batch draws one crop, one flip and one jitter for the whole batch: not the same augmentation, shown
+only for its speed.
 """
 
 import functools
 import random
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,21 +25,21 @@ PRESET = augment.PRESETS['dystress_cifar']
 
 
 @jax.jit
-def ours(step, images):
+def ours(step: int, images: jax.Array) -> tuple[jax.Array, ...]:
   keys = example_keys(0, step, jnp.arange(len(images)))
   return make_views([augment.make(PRESET)] * 2, keys, images)
 
 
-def loader(view, images):
-  """Two views of each image, one at a time, as `ours` returns them."""
+def loader(view: Callable, images: np.ndarray) -> tuple[np.ndarray, ...]:
+  """Two views of each image, made one at a time, in the form that `ours` returns."""
   views = [[np.asarray(view(image)) for image in map(Image.fromarray, images)] for _ in range(2)]
   return tuple(np.stack(v).transpose(0, 2, 3, 1) for v in views)
 
 
-def assert_same_distribution(mine, theirs):
-  """Of 4,000 views of one image: the mean view and the second moments of its colours, to noise and 8-bit rounding.
+def assert_same_distribution(mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> None:
+  """Compares the mean view and the second colour moments of 4,000 views of one image, up to noise and 8-bit rounding.
 
-  A flip, crop, grey, hue or brightness that one side lacks, or draws from half the range, shows.
+  This detects a flip, crop, grey, hue or brightness that one side lacks or draws from half the range.
   """
   mine, theirs = (np.concatenate(x) for x in (mine, theirs))
   moments = [np.einsum('nhwc,nhwd->cd', x, x) / x[..., 0].size for x in (mine, theirs)]
@@ -46,7 +47,7 @@ def assert_same_distribution(mine, theirs):
   np.testing.assert_allclose(moments[1], moments[0], atol=0.15)
 
 
-def main():
+def main() -> None:
   quick = timing.arguments(__doc__).quick
   torch, vision = timing.torch, timing.optional('torchvision.transforms')
   views = {'Pillow, one process': pillow_view}
@@ -68,7 +69,7 @@ def main():
       channels_first = torch.tensor(images.transpose(0, 3, 1, 2), device=timing.device())
       calls['torchvision v2, one draw for the batch'] = lambda v=view, x=channels_first: (v(x), v(x))
     else:
-      calls['torchvision'] = 'torchvision is not installed, or torch not for this device'
+      calls['torchvision'] = 'torchvision is not installed, or torch does not support this device'
     table.compare(f'batch {batch}', calls, items=batch)
 
 

@@ -1,7 +1,9 @@
-"""The preset dystress_cifar as loaders make it, an image at a time. No jax in here: a loader's workers import it."""
+"""The preset dystress_cifar as data loaders make it, one image at a time. No jax: workers of a loader import this."""
 
 import math
 import random
+from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 from PIL import Image, ImageEnhance
@@ -11,7 +13,7 @@ ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 
 
 def pillow_view(image: Image.Image) -> np.ndarray:
-  """The preset with Pillow, a square image at a time.  -> float32 [3, H, W]"""
+  """The preset with Pillow, for one square image.  -> float32 [3, H, W]"""
   size, box = image.width, (0, 0, image.width, image.width)
   for _ in range(10):
     side, stretch = size * math.sqrt(random.uniform(0.08, 1.0)), (4 / 3) ** random.uniform(-0.5, 0.5)
@@ -36,8 +38,8 @@ def pillow_view(image: Image.Image) -> np.ndarray:
   return ((np.asarray(image, np.float32) / 255 - np.float32(MEAN)) / np.float32(STD)).transpose(2, 0, 1)
 
 
-def torchvision_view(module, convert):
-  """The preset with torchvision.transforms, or with its v2."""
+def torchvision_view(module: ModuleType, convert: Callable) -> Callable:
+  """The preset with torchvision.transforms or torchvision.transforms.v2."""
   jitter = module.RandomApply([module.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
   steps = [module.RandomResizedCrop(32), module.RandomHorizontalFlip(), jitter, module.RandomGrayscale(0.2), convert]
   return module.Compose([*steps, module.Normalize(MEAN, STD)])

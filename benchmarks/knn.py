@@ -2,24 +2,27 @@
 
   python -m benchmarks.knn [--quick]
 
-`--quick` takes a tenth of them. Features start on the device, or in memory for scikit-learn, which is always on
-the CPU; scores end in memory. Uniformity is over all pairs of the queries; torch.pdist holds every distance at once.
+`--quick` uses a tenth of them. Features start on the device, or in host memory for scikit-learn, which always runs on
+the CPU; scores end in host memory. Uniformity is over all pairs of queries; torch.pdist holds all distances at once.
 """
 
 import functools
+from types import ModuleType
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from benchmarks import timing
 from benchmarks.timing import torch
 from ssl_jax.evals import knn, metrics
 
 K, TAU, CLASSES, WIDTH, BLOCK = 200, 0.1, 10, 512, 1000
+TIE = 1e-5  # similarities that differ by less may be ordered differently by two libraries
 
 
-def features(number, seed):
-  """Unit vectors around the centres of ten classes that overlap, and their classes.  -> [n, 512], [n]"""
+def features(number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+  """Unit vectors around the centres of ten overlapping classes, and their classes.  -> [n, 512], [n]"""
   centres = np.random.default_rng(0).standard_normal((CLASSES, WIDTH), np.float32)
   rng = np.random.default_rng(seed)
   labels = rng.integers(CLASSES, size=number, dtype=np.int32)
@@ -27,12 +30,13 @@ def features(number, seed):
   return x / np.linalg.norm(x, axis=1, keepdims=True), labels
 
 
-def ours(bank, labels, queries):
+def ours(bank: jax.Array, labels: np.ndarray, queries: jax.Array) -> np.ndarray:
+  """-> [q, classes]"""
   return knn.classify(bank, labels, queries, k=(K,), temperature=TAU, num_classes=CLASSES)[K]
 
 
 def torch_scores(bank, labels, queries):
-  """Blocks of queries; the vote is a scatter.  -> [q, classes]"""
+  """In blocks of queries; the vote is a scatter.  -> [q, classes]"""
   bank, scores = torch.nn.functional.normalize(bank), []
   for rows in torch.nn.functional.normalize(queries).split(BLOCK):
     similarities, indices = (rows @ bank.T).topk(K)
@@ -41,23 +45,30 @@ def torch_scores(bank, labels, queries):
   return torch.cat(scores).cpu()
 
 
-def sklearn_scores(neighbors, bank, labels, queries):
-  """Unit vectors: the nearest by distance are the most similar, s = 1 - d² / 2, and scikit-learn is fast at those."""
+def sklearn_scores(neighbors: ModuleType, bank: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
+  """By distance, where scikit-learn is fast: for unit vectors s = 1 − d² / 2.  -> [q, classes]"""
   weights = lambda distance: np.exp((1 - distance**2 / 2) / TAU)
   return neighbors.KNeighborsClassifier(K, weights=weights, algorithm='brute').fit(bank, labels).predict_proba(queries)
 
 
-def torch_uniformity(x, t=2.0):
+def torch_uniformity(x, t: float = 2.0) -> float:
   return torch.pdist(x).square_().mul_(-t).exp_().mean().log().item()
 
 
-def assert_same_scores(mine, theirs):
-  """Up to a factor of the query."""
+def assert_same_scores(similarities: np.ndarray, mine: ArrayLike, theirs: ArrayLike) -> None:
+  """Compares scores up to a factor per query. Rounding may swap neighbours that tie with the k-th.
+
+  Each tied neighbour may move its vote to another class. `similarities`: of the nearest, some more than k.  [q, >k]
+  """
+  votes = np.exp((similarities - similarities[:, :1]) / TAU)
+  ties = (np.abs(similarities - similarities[:, K - 1 : K]) < TIE).sum(1) - 1
+  allowed = 1e-3 + ties * votes[:, K - 1] / votes[:, :K].sum(1)
   mine, theirs = (np.asarray(x) / np.asarray(x).sum(1, keepdims=True) for x in (mine, theirs))
-  np.testing.assert_allclose(theirs, mine, atol=1e-3)
+  difference = np.abs(theirs - mine).max(1)
+  assert np.all(difference <= allowed), f'{(difference > allowed).sum()} of {len(mine)} queries have other scores'
 
 
-def main():
+def main() -> None:
   quick = timing.arguments(__doc__).quick
   (bank, labels), (queries, _) = features(5_000 if quick else 50_000, 1), features(1_000 if quick else 10_000, 2)
   neighbors = timing.optional('sklearn.neighbors')
@@ -73,7 +84,8 @@ def main():
   if neighbors:
     search['scikit-learn, CPU'] = functools.partial(sklearn_scores, neighbors, bank, labels, queries)
   table = timing.Table(__doc__, quick, 'queries')
-  table.compare(f'kNN, {len(bank):,}', search, same=assert_same_scores, items=len(queries))
+  same = functools.partial(assert_same_scores, knn.neighbours(bank, queries, K + 20)[1])
+  table.compare(f'kNN, {len(bank):,}', search, same=same, items=len(queries))
   table.compare(f'uniformity, {len(queries):,}', pairs, same=timing.assert_close, items=len(queries))
 
 

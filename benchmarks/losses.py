@@ -1,7 +1,9 @@
-"""NT-Xent forward and backward: ours, at once and in blocks, optax's, and the usual torch form.
+"""NT-Xent forward and backward: ours (dense and in blocks), optax's, and the usual torch code.
 
 python -m benchmarks.losses [--quick]
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +18,17 @@ torch_peers = timing.optional('benchmarks.torch_peers')
 TAU, WIDTH = 0.2, 128
 
 
-def jax_loss(loss, z1, z2):
+def jax_loss(loss: Callable, z1: jax.Array, z2: jax.Array) -> tuple[Callable, Callable]:
   """(jitted value and gradients, call)"""
   jitted = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
   return jitted, lambda: jitted(z1, z2)
 
 
-def optax_loss(z1, z2):
+def optax_loss(z1: jax.Array, z2: jax.Array) -> jax.Array:
   return optax.losses.ntxent(jnp.concatenate([z1, z2]), jnp.tile(jnp.arange(len(z1)), 2), TAU)
 
 
-def torch_loss(loss, z1, z2):
+def torch_loss(loss: Callable, z1: np.ndarray, z2: np.ndarray) -> Callable:
   leaves = [torch.tensor(z, device=timing.device(), requires_grad=True) for z in (z1, z2)]
 
   def call():
@@ -36,7 +38,7 @@ def torch_loss(loss, z1, z2):
   return call
 
 
-def main():
+def main() -> None:
   quick = timing.arguments(__doc__).quick
   table = timing.Table(__doc__, quick)
   for size in (256, 1024) if quick else (256, 1024, 4096):
@@ -51,7 +53,7 @@ def main():
     calls |= {'torch': timing.WITHOUT_TORCH, 'torch.compile': timing.WITHOUT_TORCH}
     jitted = dict(zip(calls, (ours, blocks, optaxs), strict=False))
     if size > 1024 and timing.device() == 'cpu':
-      calls['optax.losses.ntxent'] = 'left out on a CPU: it would need about 24 GiB'
+      calls['optax.losses.ntxent'] = 'skipped on a CPU: it would need about 24 GiB'
     if timing.torch_runs():
       calls['torch'] = torch_loss(torch_peers.nt_xent, *arrays)
       calls['torch.compile'] = torch_loss(torch.compile(torch_peers.nt_xent, dynamic=False), *arrays)

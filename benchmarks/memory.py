@@ -1,7 +1,9 @@
-"""Memory of a gradient, with everything kept and with parts computed again. It is compiled and not run.
+"""Memory of a gradient, with all intermediates kept and with some recomputed. Compiles only, runs nothing.
 
 python -m benchmarks.memory [--quick]
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -9,23 +11,25 @@ import jax.numpy as jnp
 from benchmarks import timing
 from ssl_jax import losses, models
 
-# XLA's CPU compiler finds that what is to be computed again is there already, and keeps it; without this pass it does
-# what compilers for accelerators do.
+# XLA's CPU compiler notices that recomputed values exist already and keeps them. Without this pass it behaves like
+# the compilers for accelerators.
 OPTIONS = {'cpu': {'xla_disable_hlo_passes': 'cse_barrier_expander'}}
 
 
-def temporary(function, *args) -> float:
-  """MiB that the compiled function needs beside its arguments and results."""
+def temporary(function: Callable, *args) -> float:
+  """MiB that the compiled function needs in addition to its arguments and results."""
   compiled = jax.jit(function).lower(*args).compile(OPTIONS.get(timing.device()))
   return compiled.memory_analysis().temp_size_in_bytes / 2**20
 
 
-def nt_xent(queries, block):
+def nt_xent(queries: int, block: int) -> float:
+  """MiB of the gradient of NT-Xent."""
   z = jax.ShapeDtypeStruct((queries // 2, 128), jnp.float32)
   return temporary(jax.grad(lambda z1, z2: losses.nt_xent(z1, z2, 0.2, block=block).mean(), argnums=(0, 1)), z, z)
 
 
-def encoder(name, size, batch, remat):
+def encoder(name: str, size: int, batch: int, remat: bool) -> float:
+  """MiB of the gradient of an encoder."""
   module = models.create(name, remat=remat)
   images = jax.ShapeDtypeStruct((batch, size, size, 3), jnp.float32)
   variables = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, train=True), images)
@@ -40,7 +44,7 @@ def encoder(name, size, batch, remat):
   return temporary(gradients, variables, images)
 
 
-def main():
+def main() -> None:
   quick = timing.arguments(__doc__).quick
   print(f'{jax.devices()[0].device_kind}, jax {jax.__version__}, float32\n')
   print('| case | MiB | with | MiB | share |\n|---|---|---|---|---|')
@@ -51,7 +55,7 @@ def main():
     row(f'{name}, {batch} images of {size} px', sizes[0], 'remat=True', sizes[1])
 
 
-def row(case, whole, change, less):
+def row(case: str, whole: float, change: str, less: float) -> None:
   print(f'| {case} | {whole:,.1f} | `{change}` | {less:,.1f} | {less / whole:.0%} |', flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The clock and the table of the benchmarks."""
+"""How the benchmarks measure time and print their tables."""
 
 import argparse
 import functools
@@ -8,19 +8,21 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
 
-# Read when jax takes the device, at its first use: a peer in the same process needs memory of it too.
+# Read at the first use of the device: a peer in the same process needs device memory too.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
-os.environ.setdefault('TORCHINDUCTOR_FORCE_DISABLE_CACHES', '1')  # so that a first call is a first call
+os.environ.setdefault('TORCHINDUCTOR_FORCE_DISABLE_CACHES', '1')  # so that the first call includes all compilation
 WIDTHS = (24, 42, 12, 10, 10, 24)
-SHORTEST = 0.05  # seconds that a sample lasts, by several calls in a row where one is shorter
+SHORTEST = 0.05  # seconds per sample; shorter calls are repeated
 
 
-def optional(name: str):
-  """The module, or None where it is not installed."""
+def optional(name: str) -> ModuleType | None:
+  """The module, or None if it is not installed."""
   try:
     return importlib.import_module(name)
   except ImportError:
@@ -28,12 +30,12 @@ def optional(name: str):
 
 
 torch = optional('torch')
-WITHOUT_TORCH = 'torch is not installed, or not for this device'
+WITHOUT_TORCH = 'torch is not installed, or does not support this device'
 
 
-@functools.cache  # not at import: a loader's workers import this too, and must leave the device alone
+@functools.cache  # not at import: workers of a loader import this module and must not use the device
 def device() -> str:
-  """The device of jax, as torch names it."""
+  """The device of jax, under torch's name."""
   return 'cuda' if jax.default_backend() == 'gpu' else 'cpu'
 
 
@@ -42,8 +44,8 @@ def torch_runs() -> bool:
   return torch is not None and torch.cuda.is_available() == (device() == 'cuda')
 
 
-def arguments(doc: str, **extra):
-  """The flags: --quick, and an int flag for each of `extra` with its default."""
+def arguments(doc: str, **extra: int) -> argparse.Namespace:
+  """The flags: --quick, and an integer flag with its default for each of `extra`."""
   parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--quick', action='store_true', help='small sizes and few rounds, for a CPU')
   for name, default in extra.items():
@@ -51,28 +53,28 @@ def arguments(doc: str, **extra):
   return parser.parse_args()
 
 
-def wait(result) -> None:
-  """Until the device has finished."""
+def wait(result: Any) -> None:
+  """Waits until the device has finished."""
   jax.block_until_ready(result)
   if torch_runs() and device() == 'cuda':
     torch.cuda.synchronize()
 
 
-def assert_close(ours, theirs, tolerance: float = 1e-4) -> None:
-  """Each array of theirs is ours, up to `tolerance` of its largest entry."""
+def assert_close(ours: Any, theirs: Any, tolerance: float = 1e-4) -> None:
+  """Checks that all arrays are equal up to `tolerance` times the largest entry of ours."""
   leaves = [[x.detach().cpu() if hasattr(x, 'detach') else x for x in jax.tree.leaves(y)] for y in (ours, theirs)]
   for a, b in zip(*(map(np.asarray, x) for x in leaves), strict=True):
     np.testing.assert_allclose(b, a, rtol=0, atol=tolerance * np.abs(a).max())
 
 
-def jax_memory(jitted, *args) -> int:
-  """Bytes that a jitted function needs beside its arguments."""
+def jax_memory(jitted: Callable, *args) -> int:
+  """Bytes that a jitted function needs in addition to its arguments."""
   sizes = jitted.lower(*args).compile().memory_analysis()
   return sizes.temp_size_in_bytes + sizes.output_size_in_bytes
 
 
-def torch_memory(call) -> int | None:
-  """The same of a torch call; a CPU does not tell."""
+def torch_memory(call: Callable) -> int | None:
+  """The same for a torch call; None on a CPU, where torch does not report it."""
   if device() == 'cpu':
     return None
   wait(None)
@@ -91,24 +93,32 @@ def _sample(call, times=1):
 
 
 class Table:
-  """Rows of contestants; `unit` is what is counted a second, such as images; without it memory is shown."""
+  """One row per contestant. `unit` is what is counted per second, such as images; without it, memory is shown."""
 
   def __init__(self, title: str, quick: bool, unit: str = '', ratio: str = 'peer / ours'):
     self.rounds, self.unit = 3 if quick else 7, unit
     versions = f'jax {jax.__version__}' + (f', torch {torch.__version__}' if torch_runs() else '')
     print(f'{title.splitlines()[0]}\n{jax.devices()[0].device_kind}, {os.cpu_count()} CPU cores, {versions}; ', end='')
-    print(f'median of {self.rounds} rounds, least and greatest ratio\n')
+    print(f'median of {self.rounds} rounds; in brackets the smallest and largest ratio\n')
     self._row('case', 'who', 'first call s', 'then s', f'{unit}/s' if unit else 'MiB', ratio)
     self._row(*['-' * n for n in WIDTHS])
 
-  def compare(self, case: str, calls: dict[str, Callable | str], *, same=None, items=0, memory=None) -> None:
-    """Times `calls`, ours first, in turns, so that what disturbs the machine disturbs all alike.
+  def compare(
+    self,
+    case: str,
+    calls: dict[str, Callable | str],
+    *,
+    same: Callable | None = None,
+    items: int = 0,
+    memory: Callable | None = None,
+  ) -> None:
+    """Times `calls` in turns, ours first, so that other load on the machine affects all of them.
 
     Args:
-      calls: a string in place of a call says why there is none.
-      same: asserts that a result of ours and one of theirs are the same thing; called before anything is timed.
-      items: how many `unit` a call handles.
-      memory: name -> its bytes or None; called after the timing.
+      calls: a string instead of a call is the reason why there is none.
+      same: asserts that our result and a peer's agree; called before anything is timed.
+      items: the number of `unit` per call.
+      memory: name -> bytes or None; called after the timing.
     """
     ours, first, results, why, times = next(iter(calls)), {}, {}, {}, {}
     for name, call in calls.items():
@@ -117,7 +127,7 @@ class Table:
         continue
       try:
         first[name], results[name] = _sample(call)
-      except RuntimeError as error:  # out of memory, or a compiler that is not there
+      except RuntimeError as error:  # out of memory, or no compiler
         if name == ours:
           raise
         why[name] = f'failed: {str(error).strip().splitlines()[0][:80]}'

@@ -1,10 +1,12 @@
-"""SimCLR in torch as a user would write it: He et al. 2016, Chen et al. 2020. Needs torch."""
+"""SimCLR in torch as a user would write it (He et al. 2016, Chen et al. 2020). Needs torch."""
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+from ml_collections import ConfigDict
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
@@ -12,8 +14,8 @@ from torch.nn import functional as F
 from benchmarks import timing
 
 
-def nt_xent(z1, z2, temperature=0.5):
-  """Cross-entropy on the matrix of similarities, its diagonal masked.  [B, D] twice -> []"""
+def nt_xent(z1: torch.Tensor, z2: torch.Tensor, temperature: float = 0.5) -> torch.Tensor:
+  """Cross-entropy on the similarity matrix with masked diagonal.  [B, D], [B, D] -> []"""
   z = F.normalize(torch.cat([z1, z2]))
   logits = z @ z.T / temperature
   logits = logits.masked_fill(torch.eye(len(z), dtype=torch.bool, device=z.device), -torch.inf)
@@ -21,7 +23,7 @@ def nt_xent(z1, z2, temperature=0.5):
 
 
 class Block(nn.Module):
-  """Two 3×3 convolutions and a shortcut, in place where torchvision's are."""
+  """Two 3×3 convolutions and a shortcut, in place wherever torchvision's block is."""
 
   def __init__(self, channels, width, stride):
     super().__init__()
@@ -38,8 +40,8 @@ class Block(nn.Module):
     return F.relu(y, inplace=True)
 
 
-def network(width=64):
-  """ResNet-18 with the CIFAR stem and SimCLR's projector; modules have the names of ours."""
+def network(width: int = 64) -> nn.Module:
+  """ResNet-18 with the CIFAR stem and SimCLR's projector; modules are named as ours."""
   encoder = OrderedDict(conv1=nn.Conv2d(3, width, 3, 1, 1, bias=False), bn1=nn.BatchNorm2d(width), relu=nn.ReLU(True))
   channels = width
   for stage in range(4):
@@ -55,8 +57,8 @@ def network(width=64):
   return nn.Sequential(OrderedDict(encoder=nn.Sequential(encoder), projector=nn.Sequential(projector)))
 
 
-def named(tree, prefix=''):
-  """Our parameters, or their gradients, under torch's names and in its layout."""
+def named(tree: Mapping, prefix: str = '') -> dict[str, torch.Tensor]:
+  """Our parameters or gradients under torch's names and in torch's layout."""
   found = {}
   for name, x in tree.items():
     if hasattr(x, 'items'):
@@ -69,7 +71,7 @@ def named(tree, prefix=''):
 
 
 class Views(torch.utils.data.Dataset):
-  """Two views of each image, made by a loader's worker."""
+  """Two views of each image, made by a worker of a loader."""
 
   def __init__(self, images, view):
     self.images, self.view = images, view
@@ -82,14 +84,14 @@ class Views(torch.utils.data.Dataset):
     return self.view(image), self.view(image)
 
 
-def ready(batch, steps):
-  """-> batches of both views, [2B, 3, 32, 32], that lie on the device already"""
+def ready(batch: int, steps: int) -> Callable:
+  """-> a function that returns `steps` batches of both views, [2B, 3, 32, 32], already on the device"""
   views = torch.randn(2 * batch, 3, 32, 32, device=timing.device()).contiguous(memory_format=torch.channels_last)
   return lambda: itertools.repeat(views, steps)
 
 
-def loader(images, view, batch, workers):
-  """-> the same from a loader; between two passes its workers rest, so they prepare nothing while others are timed"""
+def loader(images: np.ndarray, view: Callable, batch: int, workers: int) -> Callable:
+  """-> the same from a loader, whose workers are idle between passes, while others are timed"""
   several = dict(persistent_workers=True, multiprocessing_context='forkserver') if workers else {}
   cuda = timing.device() == 'cuda'
   batches = torch.utils.data.DataLoader(Views(images, view), batch, num_workers=workers, pin_memory=cuda, **several)
@@ -102,12 +104,12 @@ def loader(images, view, batch, workers):
   return load
 
 
-def trainer(config, width, batches, compile):
-  """-> a call that trains on all of `batches()` with the settings of the config"""
+def trainer(config: ConfigDict, width: int, batches: Callable, compile: bool) -> Callable:
+  """-> a function that trains on all of `batches()` with the settings of the config"""
   model = network(width).to(timing.device(), memory_format=torch.channels_last)
   settings = config.optimizer
-  rates = dict(lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay)
-  optimizer = torch.optim.SGD(model.parameters(), **rates)
+  chosen = dict(lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay)
+  optimizer = torch.optim.SGD(model.parameters(), **chosen)
   model = torch.compile(model, dynamic=False) if compile else model
   torch.backends.cudnn.benchmark = True
 

@@ -2,17 +2,18 @@
 
   python -m benchmarks.train_step [--quick] [--workers=16]
 
-Ours augments in the step, on the device. Torch trains on views that lie ready on the device, which is in its favour,
-and again on what a loader's workers make of the images, as users have it. bfloat16 on a GPU, float32 on a CPU.
-`--quick` is for a CPU: an eighth of ResNet-18's width, a small batch, no torch.compile, a loader
-without workers.
+Ours augments within the step, on the device. Torch is timed on views that are already on the device, which is in its
+favour, and on views from the workers of a data loader, as users have them. bfloat16 on a GPU, float32 on a CPU.
+`--quick` is for a CPU: an eighth of ResNet-18's width, a small batch, no torch.compile, a loader without workers.
 """
 
 import os
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
 from benchmarks import image_peers, simclr, timing
 from benchmarks.timing import torch
@@ -24,8 +25,8 @@ from ssl_jax.run.update import scan_update
 torch_peers = timing.optional('benchmarks.torch_peers')
 
 
-def ours(config, images, steps):
-  """`steps` updates a call, mapped over one device as training maps them."""
+def ours(config: ConfigDict, images: np.ndarray, steps: int) -> Callable:
+  """-> a function that makes `steps` updates, mapped over one device as in training"""
   devices = Devices.choose(config.parallel.map, 1)
   _, init, update = simclr.parts(config, AXIS)
   run = devices.map(scan_update(update(config.seed)), replicated=2, sharded=1, donate=(0,))
@@ -40,8 +41,8 @@ def ours(config, images, steps):
   return call
 
 
-def assert_same_step():
-  """Loss and gradients of both networks from the same weights and views, in float64: float32 crosses ReLU's kinks."""
+def assert_same_step() -> None:
+  """Compares loss and gradients from the same weights and views, in float64: float32 rounding crosses ReLU's kinks."""
   config = simclr.config_of('model.width=8', 'batch_size=16', 'dtype=float64')
   method, init, _ = simclr.parts(config)
   state = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float64)), init(0))
@@ -58,9 +59,9 @@ def assert_same_step():
   timing.assert_close((value, torch_peers.named(gradients['network'])), (expected, theirs), 1e-6)
 
 
-def main():
+def main() -> None:
   args = timing.arguments(__doc__, workers=os.cpu_count())
-  steps = 100 if timing.device() == 'cuda' else 1  # a call; on a CPU steps are dispatched singly
+  steps = 100 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched singly
   width, batches, workers = (8, (32,), 0) if args.quick else (64, (128, 512), args.workers)
   vision = timing.optional('torchvision.transforms')
   view = image_peers.torchvision_view(vision, vision.ToTensor()) if vision else image_peers.pillow_view
@@ -81,7 +82,7 @@ def main():
       for name, source in zip(names, (ready, ready, load), strict=True):
         calls[name] = torch_peers.trainer(config, width, source, compile='compile' in name)
     if args.quick:
-      calls[names[1]] = 'not with --quick: it compiles for a minute'
+      calls[names[1]] = 'skipped with --quick: compiling takes a minute'
     table.compare(f'{config.dtype}, batch {batch}', calls, items=steps * batch)
 
 

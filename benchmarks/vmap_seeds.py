@@ -2,20 +2,24 @@
 
   python -m benchmarks.vmap_seeds [--quick]
 
-Images a second of all seeds together. Each seed has its own weights, order and augmentation either way; vmap over the
-weights makes a convolution a grouped one. bfloat16 on a GPU, float32 on a CPU; `--quick` is for a CPU.
+Counts images per second of all seeds together. Each seed has its own weights, data order and augmentation either way.
+vmap over the weights turns a convolution into a grouped one. bfloat16 on a GPU, float32 on a CPU; `--quick` is for a
+CPU.
 """
+
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import simclr, timing
+from ssl_jax.run.state import State
 from ssl_jax.run.update import scan_update
 
 
-def one_by_one(run, states, dataset, index):
-  """-> a call that makes the updates of each seed in turn"""
+def one_by_one(run: Callable, states: Sequence[State], dataset: jax.Array, index: jax.Array) -> Callable:
+  """-> a function that makes the updates of each seed in turn"""
   states = list(states)
 
   def call():
@@ -28,8 +32,8 @@ def one_by_one(run, states, dataset, index):
   return call
 
 
-def at_once(run, states, dataset, index):
-  """-> a call that makes the same updates, all seeds together"""
+def at_once(run: Callable, states: Sequence[State], dataset: jax.Array, index: jax.Array) -> Callable:
+  """-> a function that makes the same updates for all seeds together"""
   seeds, states = jnp.arange(len(states)), jax.tree.map(lambda *x: jnp.stack(x), *states)
 
   def call():
@@ -40,17 +44,17 @@ def at_once(run, states, dataset, index):
   return call
 
 
-def assert_same_first_step(turns, together):
-  """Loss and gradient norm of each seed; later steps drift apart with the rounding."""
-  for name in ('loss', 'gradient'):
+def assert_same_first_step(turns: Sequence[Mapping], together: Mapping) -> None:
+  """Compares loss and gradient norm of each seed at the first step; later steps diverge through rounding."""
+  for name in ('loss', 'grad_norm'):
     one = np.stack([np.ravel(metrics[name])[0] for metrics in turns])
     many = np.asarray(together[name]).reshape(len(turns), -1)[:, 0]
     timing.assert_close(one, many, 2e-2 if timing.device() == 'cuda' else 1e-3)
 
 
-def main():
+def main() -> None:
   quick = timing.arguments(__doc__).quick
-  steps = 50 if timing.device() == 'cuda' else 1  # a call; on a CPU steps are dispatched singly
+  steps = 50 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched singly
   batch, width, numbers = (8, 8, (1, 2)) if quick else (128, 64, (1, 2, 4))
   encoders = {'resnet18_cifar': (f'model.width={width}',)}
   encoders['alexnet_small'] = ('model.name=alexnet_small', 'projector.name=alexnet')

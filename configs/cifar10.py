@@ -2,16 +2,18 @@
 
   python main.py --config=configs/cifar10.py --workdir=runs/cifar10
 
-One GPU (H200): about 6 minutes. kNN-200 at the last epoch: 84 or more.
-Variants: `--config=configs/cifar10.py:dystress`, `:dystress,seed=1`, and so on; see VARIANTS. They combine, the later
-over the earlier: `:moco,dystress`, `:dcl,dystress`, `:simsiam,multi_crop`, `:byol,ema`.
+About 6 minutes on one H200; kNN-200 accuracy at the last epoch: 84 % or more. Variants follow a colon
+(`--config=configs/cifar10.py:dystress,seed=1`, see VARIANTS) and combine, later ones overriding earlier ones:
+`:moco,dystress`, `:dcl,dystress`, `:simsiam,multi_crop`, `:byol,ema`.
 """
+
+from ml_collections import ConfigDict
 
 from configs import base
 
 NONE, TENTH = dict(name='none'), dict(name='constant', tau=0.1)
 MOCO = dict(name='moco', queue=4096, momentum=0.99)
-# Sums over many features have gradients of many sizes: Adam, with a warm-up, in place of the papers' LARS.
+# Sums over many features have gradients of very different sizes: Adam with warm-up replaces the papers' LARS.
 ADAM = dict(name='adamw', learning_rate=1e-3, weight_decay=1e-6, warmup_epochs=2.0)
 REDUNDANCY = {
   'method': dict(name='redundancy'),
@@ -19,9 +21,9 @@ REDUNDANCY = {
   'temperature': NONE,
   'optimizer': ADAM,
 }
-BEHAVIOUR = {
+WANG_LIU = {
   'views': 1,
-  'augment': dict(name='cacr_small'),  # sec. 5.1: that of Wu et al. 2018, crops of 0.2 to 1, jitter always, hue too
+  'augment': dict(name='cacr_small'),  # sec. 5.1, as Wu et al. 2018: crops of 0.2 to 1, jitter always, including hue
   'projector': dict(name='moco', features=(128,)),
   'temperature': dict(name='constant', tau=0.3),
   'optimizer': dict(learning_rate=0.03, schedule='step', milestones=(160, 190)),
@@ -36,21 +38,21 @@ CACR_SMALL = {
 }
 
 VARIANTS = {
-  # Fewer images of the later classes (CIFAR-LT, of dystress Table 4), or of the earlier ones (cacr 5.1).
+  # Fewer images of the later classes (CIFAR-LT, DySTreSS Table 4), or of the earlier ones (CACR 5.1).
   'long_tail': {
     'imbalance': dict(name='exponential_tail', ratio=0.01),
     'epochs': 500,
     'eval.k': (1, 10),
     'eval.vote': 'distance',
   },
-  # Of cacr's exponential rule the first class keeps no image, so its classifier must have seen them all.
+  # CACR's exponential rule keeps no image of the first class, so the classifier is trained on all images.
   'linear_imbalance': {'imbalance': dict(name='linear_imbalance'), 'eval.train_images': 'all'},
   'exponential_imbalance': {'imbalance': dict(name='exponential_imbalance'), 'eval.train_images': 'all'},
-  # A temperature that depends on the similarity (dystress, Alg. 1).
+  # A temperature that depends on the similarity (DySTreSS, Alg. 1).
   'dystress': {'temperature': dict(name='cosine', tau_min=0.07, tau_max=0.2)},
-  # The batch of supervised A.4 and of most peers; the rate grows with it.
+  # The batch size of Lee 2025, A.4, and of most peers; the learning rate grows with it.
   'batch512': {'batch_size': 512, 'optimizer.learning_rate': 0.24},
-  # Further views of each image, and the average of the weights for evaluation, for any method.
+  # For any method: extra small views of each image, and evaluation of averaged weights.
   'multi_crop': {'small_crops': dict(number=4, size=16, scale=(0.05, 0.3)), 'augment.crop_scale': (0.3, 1.0)},
   'ema': {'ema': 0.999},
   # Kukleva et al. 2023; Yeh et al. 2022 (twice); Huang et al. 2023; Wang & Isola 2020; Robinson et al. 2021.
@@ -60,19 +62,19 @@ VARIANTS = {
   'macl': {'loss': dict(name='macl', tau0=0.1, alpha=0.5), 'temperature': NONE},
   'align_uniform': {'loss': dict(name='align_uniform', t=2.0), 'temperature': NONE},
   'hard_negative': {'loss': dict(name='hard_negative', beta=1.0), 'temperature': dict(name='constant', tau=0.5)},
-  # Qiu et al. 2023: a temperature of each image's own.
+  # Qiu et al. 2023: one learned temperature per image.
   'isogclr': {'method': dict(name='isogclr'), 'loss': dict(name='robust_contrastive', rho=0.3), 'temperature': NONE},
-  # Supervised A.4: alpha and lam of its CIFAR-10 rows. No schedule is printed, and a constant learning rate gives the
-  # paper's numbers (experiments/supervised); optimizer.schedule=cosine is the variant.
+  # Lee 2025, A.4: alpha and lam of its CIFAR-10 rows. The paper prints no schedule, and a constant learning rate gives
+  # its numbers (experiments/balanced); optimizer.schedule=cosine is the variant.
   'balanced': {
     'batch_size': 512,
-    'augment': dict(name='supervised_cifar'),
-    'projector': dict(name='supervised_cifar'),
+    'augment': dict(name='balanced_cifar'),
+    'projector': dict(name='balanced_cifar'),
     'loss': dict(name='balanced', alpha=2.0, lam=4.0),
     'temperature': NONE,
     'optimizer': dict(learning_rate=0.1, weight_decay=1e-4, schedule='constant'),
   },
-  # CACR, App. C: AlexNet, K = 4 positives of 128 images, or one of 768; CMC contrasts the same views.
+  # CACR, App. C: AlexNet; K = 4 positives at batch 128, or one at batch 768; CMC contrasts the same views.
   'cacr': {
     **CACR_SMALL,
     'views': 5,
@@ -93,7 +95,7 @@ VARIANTS = {
     'method': dict(name='cmc'),
     'temperature': dict(name='constant', tau=0.19),
   },
-  # He et al. 2020 and Chen et al. 2020, with the queue that suits 50,000 images; CACR on it is cacr, Alg. 3.
+  # He et al. 2020 and Chen et al. 2020, with a queue that suits 50,000 images; CACR on it is CACR's Alg. 3.
   'moco': {'method': MOCO, 'projector': dict(name='moco'), 'temperature': TENTH},
   'cacr_moco': {
     'views': 5,
@@ -102,15 +104,15 @@ VARIANTS = {
     'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0, stop_positive_weights=True),
     'temperature': NONE,
   },
-  # The authors' predictor of a ResNet ends without a norm.
+  # The authors' predictor for a ResNet ends without a norm.
   'moco_v3': {
     'method': dict(name='moco_v3', predictor=dict(batch_norm='hidden', last_bias=False)),
     'projector': dict(name='moco_v3'),
   },
-  # Behaviour, sec. 5: one view, a linear head; the negatives are the whole bank or the hardest 8.19 % of it.
-  'memory_bank': {**BEHAVIOUR, 'method': dict(name='memory_bank', negatives=0)},
-  'memory_bank_hard': {**BEHAVIOUR, 'method': dict(name='memory_bank'), 'loss': dict(name='hard', fraction=0.0819)},
-  # Without negatives. The heads are those of the papers, narrowed to a ResNet-18 where they are for a ResNet-50.
+  # Wang & Liu 2021, sec. 5: one view, a linear head; the negatives are the whole bank or its hardest 8.19 %.
+  'memory_bank': {**WANG_LIU, 'method': dict(name='memory_bank', negatives=0)},
+  'memory_bank_hard': {**WANG_LIU, 'method': dict(name='memory_bank'), 'loss': dict(name='hard', fraction=0.0819)},
+  # Without negatives. The heads are those of the papers, made narrower for a ResNet-18.
   'byol': {
     'method': dict(name='byol', predictor=dict(features=(1024, 256))),
     'projector': dict(name='byol', features=(1024, 256)),
@@ -127,7 +129,7 @@ VARIANTS = {
   'vicreg': {**REDUNDANCY, 'loss': dict(name='vicreg')},
   'zero_cl': {**REDUNDANCY, 'loss': dict(name='zero_cl'), 'projector': dict(name='barlow_twins', features=(512, 64))},
   'arb': {**REDUNDANCY, 'loss': dict(name='arb'), 'projector': dict(name='barlow_twins', features=(512, 64))},
-  # Ermolov et al. 2021, sec. 4: Adam at 3e-3, 64 dimensions, which 128 images can whiten.
+  # Ermolov et al. 2021, sec. 4: Adam at 3e-3, and 64 dimensions, which 128 images can whiten.
   'w_mse': {
     **REDUNDANCY,
     'loss': dict(name='w_mse'),
@@ -145,7 +147,7 @@ VARIANTS = {
     'temperature': TENTH,
   },
   'swav': {
-    'method': dict(name='swav', predictor=dict(number=512), queue=0),  # why no queue: experiments/baselines
+    'method': dict(name='swav', predictor=dict(number=512), queue=0),  # experiments/baselines: why no queue
     'projector': dict(name='swav', features=(512, 128)),
     'loss': dict(name='swav'),
     'temperature': TENTH,
@@ -154,7 +156,7 @@ VARIANTS = {
 }
 
 
-def get_config(arg=''):
+def get_config(arg: str = '') -> ConfigDict:
   config = base.get_config()
   config.data.name = 'cifar10'
   config.model = dict(name='resnet18_cifar')

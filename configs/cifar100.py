@@ -2,12 +2,14 @@
 
   python main.py --config=configs/cifar100.py --workdir=runs/cifar100
 
-One GPU (H200): about 6 minutes.
+About 6 minutes on one H200.
 """
+
+from ml_collections import ConfigDict
 
 from configs import base, cifar10
 
-# cacr, App. C: sharper weights, and images normalised by their own moments.
+# CACR, App. C: sharper weights, and CIFAR-100's own mean and standard deviation.
 VARIANTS = {
   **cifar10.VARIANTS,
   'cacr': {**cifar10.VARIANTS['cacr'], 'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0)},
@@ -17,7 +19,7 @@ for variant in ('cacr', 'cacr_k1', 'cmc'):
   VARIANTS[variant] = {**VARIANTS[variant], 'augment': dict(name='cacr_cifar100')}
 
 
-def get_config(arg=''):
+def get_config(arg: str = '') -> ConfigDict:
   config = cifar10.get_config()
   config.data.name = 'cifar100'
   return base.options(config, arg, VARIANTS)

@@ -1,22 +1,24 @@
-"""ImageNet-1K, ResNet-50, SimCLR, 100 epochs (dystress 5.2): LARS at 0.075·sqrt(batch), warm-up, cosine, bf16, 224 px.
+"""ImageNet-1K, ResNet-50, SimCLR, 100 epochs (DySTreSS 5.2): LARS at 0.075·sqrt(batch), warm-up, cosine, bf16, 224 px.
 
-  python main.py --config=configs/imagenet.py --workdir=runs/imagenet --config.data.path=/data/imagenet
+  python main.py --config=configs/imagenet.py --config.data.path=/data/imagenet
 
-`data.path` holds `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG`. Host workers decode and crop, so give it many cores and
-as many workers (`--config.data.workers=16`). The variants are the papers' recipes at this scale; another folder of
-images does as well. `--mode=evaluate` trains linear classifiers on features of the images as they are; those of the
-papers see crops and flips, and then an epoch reads all images: `--config.eval.finetune=linear`.
+`data.path` holds `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG`, or a prepared tfds `imagenet2012`; an empty path is the
+default tfds folder. Host workers decode and crop: set `data.workers` to the number of cores. The variants are the
+papers' recipes at this scale. `--mode=evaluate` trains linear classifiers on features of unaugmented images. The
+papers' classifiers see crops and flips, which reads all images in each epoch: `--config.eval.finetune=linear`.
 """
+
+from ml_collections import ConfigDict
 
 from configs import base
 
 NONE = dict(name='none')
 SGD = dict(name='sgd', scaling='none', weight_decay=1e-4, exempt=False, warmup_epochs=0.0)
-SUPERVISED = {
+LEE = {
   'batch_size': 512,
   'epochs': 100,
-  'augment': dict(name='supervised_imagenet'),
-  'projector': dict(name='supervised_imagenet'),
+  'augment': dict(name='balanced_imagenet'),
+  'projector': dict(name='balanced_imagenet'),
   'optimizer': dict(SGD, learning_rate=0.1),
   'eval.linear': 'imagenet_lars',
   'eval.k': (200,),
@@ -37,8 +39,8 @@ CACR_MOCO = {
   'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0, stop_positive_weights=True),
   'temperature': NONE,
 }
-# Tables 1 and 2 of dystress compare with the benchmark of lightly, whose rates these are. Its LARS has another rate for
-# the biases and norms of Barlow Twins, ours the same, and its momentum gathers updates before their rate.
+# DySTreSS Tables 1 and 2 compare with lightly's benchmark; these are its learning rates. Its LARS uses another learning
+# rate for the biases and norms of Barlow Twins, and applies the momentum before the learning rate; ours does neither.
 BYOL = {
   'temperature': NONE,
   'augment': dict(name='byol_1'),
@@ -47,7 +49,7 @@ BYOL = {
 }
 
 VARIANTS = {
-  # dystress, Tables 1 and 2; `shifted` is its DySTreSS* (shift -0.4, scale 0.7); `kukleva` is of Table 5.
+  # DySTreSS, Tables 1 and 2; `shifted` is DySTreSS* (shift -0.4, scale 0.7); `kukleva` is in Table 5.
   'simclr': {'temperature': dict(name='constant', tau=0.1)},
   'dystress': {'temperature': dict(name='cosine', tau_min=0.1, tau_max=0.2)},
   'shifted': {'temperature': dict(name='shifted_cosine', tau_min=0.1, tau_max=0.2, shift=-0.4, scale=0.7)},
@@ -75,8 +77,8 @@ VARIANTS = {
     'projector': dict(name='vicreg'),
     'loss': dict(name='vicreg', variance=12.5),
   },
-  # With multi_crop: Caron et al. 2020, for a batch of 256, and Caron et al. 2021, for a ResNet-50, which blurs half of
-  # the small crops where ours blurs them as the first view.
+  # Combine with multi_crop: Caron et al. 2020 at batch 256, and Caron et al. 2021 for a ResNet-50. The latter blurs
+  # half of the small crops; ours blurs them like the first view.
   'swav': {
     'method': dict(name='swav', queue=3840, queue_epochs=15),
     'projector': dict(name='swav'),
@@ -94,13 +96,13 @@ VARIANTS = {
     'optimizer': dict(name='sgd', scaling='linear', learning_rate=0.03, weight_decay=1e-4),
   },
   'multi_crop': {'small_crops': dict(number=6, size=96, scale=(0.05, 0.14)), 'augment.crop_scale': (0.14, 1.0)},
-  # supervised A.3: NT-Xent, and the balanced loss.
-  'nt_xent': {**SUPERVISED, 'temperature': dict(name='constant', tau=0.5)},
-  'balanced': {**SUPERVISED, 'loss': dict(name='balanced', alpha=4.0, lam=2.0), 'temperature': NONE},
-  # cacr C.2: MoCo v2, and CACR on it with four positives or one.
+  # Lee 2025, A.3: NT-Xent, and the balanced loss.
+  'nt_xent': {**LEE, 'temperature': dict(name='constant', tau=0.5)},
+  'balanced': {**LEE, 'loss': dict(name='balanced', alpha=4.0, lam=2.0), 'temperature': NONE},
+  # CACR C.2: MoCo v2, and CACR on it with four positives or one.
   'moco': {**MOCO, 'views': 2, 'loss': dict(name='info_nce'), 'temperature': dict(name='constant', tau=0.2)},
-  # Its baselines on MoCo v2, Table 15, with what their authors' codes have beside the printed values. Wang & Isola
-  # weigh alignment with 3: a third of that loss needs three times the rate and a third of the decay.
+  # Its baselines on MoCo v2 (Table 15), with the settings of the authors' code that the paper does not print. Wang &
+  # Isola weight alignment by 3: a third of that loss needs three times the learning rate and a third of the decay.
   'align_uniform_moco': {
     **MOCO,
     'views': 2,
@@ -117,17 +119,17 @@ VARIANTS = {
   },
   'cacr_moco': {**CACR_MOCO, 'views': 5},
   'cacr_moco_k1': {**CACR_MOCO, 'views': 2},
-  # ImageNet-LT and as many images of the balanced set (supervised A.3.4); with any of the above.
+  # ImageNet-LT, and as many images of the balanced set (Lee 2025, A.3.4); with any of the above.
   'long_tail': {'imbalance': dict(name='pareto', total=115_846, n_max=1280, n_min=5, alpha=6.0)},
   'uniform': {'imbalance': dict(name='uniform', total=115_846)},
 }
 
 
-def get_config(arg=''):
+def get_config(arg: str = '') -> ConfigDict:
   config = base.get_config()
   config.epochs = 100
   config.batch_size = 256
-  config.data.source, config.data.name, config.data.path = 'folder', 'imagenet', 'imagenet'
+  config.data.source, config.data.name = 'imagenet', 'imagenet'
   config.data.test_split = 'val'
   config.data.image_size = 224
   config.data.on_device = 'no'

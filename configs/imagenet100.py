@@ -1,16 +1,17 @@
-"""ImageNet-100, ResNet-50, 200 epochs: LARS at 0.075·sqrt(batch), warm-up, cosine, bf16, 224 pixels (dystress sec. 4).
+"""ImageNet-100, ResNet-50, 200 epochs: LARS at 0.075·sqrt(batch), warm-up, cosine, bf16, 224 pixels (DySTreSS, sec. 4).
 
-  python main.py --config=configs/imagenet100.py --workdir=runs/imagenet100 --config.data.path=/data/imagenet
+  python main.py --config=configs/imagenet100.py --config.data.path=/data/imagenet
 
-`data.path` holds `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG` of ImageNet-1K; the 100 classes are chosen from it. Host
-workers decode and crop, so give it many cores and as many workers (`--config.data.workers=16`). The variants are those
-of configs/imagenet.py, and the memory bank. On another folder of images take all of its classes:
-`--config=configs/imagenet100.py:any_folder`.
+`data.path` holds ImageNet-1K as class folders or as a prepared tfds set (see configs/imagenet.py); the 100 classes are
+selected from it. The variants are those of configs/imagenet.py, and the memory bank. For another folder of images, with
+all of its classes: `--config=configs/imagenet100.py:any_folder`.
 """
+
+from ml_collections import ConfigDict
 
 from configs import base, imagenet
 
-BEHAVIOUR = {
+WANG_LIU = {
   'views': 1,
   'batch_size': 128,
   'augment': dict(name='moco_v2'),
@@ -22,19 +23,19 @@ BEHAVIOUR = {
 
 VARIANTS = {
   **imagenet.VARIANTS,
-  'any_folder': {'data.classes': '', 'data.name': 'folder'},
-  # cacr C.2: half the batch.
+  'any_folder': {'data.source': 'folder', 'data.classes': '', 'data.name': 'folder'},
+  # CACR C.2: half the batch size.
   **{name: {**imagenet.VARIANTS[name], 'batch_size': 128} for name in imagenet.VARIANTS if 'moco' in name},
-  # Behaviour, sec. 5: the whole bank, or the hardest 3.4 % of it.
-  'memory_bank': {**BEHAVIOUR, 'method': dict(name='memory_bank', negatives=0)},
-  'memory_bank_hard': {**BEHAVIOUR, 'method': dict(name='memory_bank'), 'loss': dict(name='hard', fraction=0.034)},
-  # ImageNet-100-LT has 12.21 thousand images (Jiang et al. 2021).
+  # Wang & Liu 2021, sec. 5: the whole bank, or its hardest 3.4 %.
+  'memory_bank': {**WANG_LIU, 'method': dict(name='memory_bank', negatives=0)},
+  'memory_bank_hard': {**WANG_LIU, 'method': dict(name='memory_bank'), 'loss': dict(name='hard', fraction=0.034)},
+  # ImageNet-100-LT has 12,210 images (Jiang et al. 2021).
   'long_tail': {'imbalance': dict(name='pareto', total=12_210, n_max=1280, n_min=5, alpha=6.0)},
   'uniform': {'imbalance': dict(name='uniform', total=12_210)},
 }
 
 
-def get_config(arg=''):
+def get_config(arg: str = '') -> ConfigDict:
   config = imagenet.get_config()
   config.epochs = 200
   config.data.name = config.data.classes = 'imagenet100'

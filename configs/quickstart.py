@@ -1,20 +1,23 @@
-"""Eight shapes drawn on the spot, a small ResNet, a few minutes on two CPU cores.
+"""Eight synthetic shapes and a small ResNet: a few minutes on two CPU cores.
 
   make train
 
-An image's class is its shape, and nothing else about it says which: raw pixels help little, an untrained encoder less.
-kNN on held-out images rises from 20 (untrained; raw pixels: 34) to 85 or more.
+trains in runs/quickstart and writes runs/quickstart/report.html. The class of an image is its shape. Color, position
+and rotation are random, so raw pixels and an untrained encoder say little about it. kNN accuracy on held-out images
+rises from 20 % (untrained; raw pixels: 34 %) to 85 % or more.
 """
+
+from ml_collections import ConfigDict
 
 from configs import base
 
 
-def get_config(arg=''):
+def get_config(arg: str = '') -> ConfigDict:
   config = base.get_config()
   config.data.source, config.data.name = 'embedded', 'embedded'
   config.dtype = 'float32'
   config.steps, config.batch_size = 1000, 64
-  # Colours, place and rotation change from view to view: what stays is the shape.
+  # Color, position and rotation differ between views: only the shape stays.
   config.augment = dict(
     name='none',
     crop=True,

@@ -1,10 +1,12 @@
-"""STL-10, the small AlexNet, CACR with four positives (cacr C.1), 200 epochs over 105,000 images without their labels.
+"""STL-10, the small AlexNet, CACR with four positives (CACR C.1), 200 epochs over 105,000 images without labels.
 
   python main.py --config=configs/stl10.py --workdir=runs/stl10
 
-Views of 64 pixels are cropped from images of 96; neighbours and classifiers come from the 5,000 labelled images.
+Views of 64 pixels are cropped from images of 96; evaluations use the 5,000 labeled images.
 Variants: one positive (`cacr_k1`), CMC with four (`cmc`), the plain contrastive loss with one (`cl`).
 """
+
+from ml_collections import ConfigDict
 
 from configs import base, cifar10
 
@@ -16,19 +18,19 @@ VARIANTS = {
     'augment': dict(name='cacr_stl10'),
     'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0),
   },
-  # What the others change in it.
+  # Changes to it.
   'cacr_k1': {'views': 2, 'batch_size': 768, 'loss': dict(name='cacr', t_pos=1.0, t_neg=3.0)},
   'cmc': {'method': dict(name='cmc'), **CL},
   'cl': {'views': 2, 'batch_size': 768, 'method': dict(name='simclr'), **CL},
 }
 
 
-def get_config(arg=''):
+def get_config(arg: str = '') -> ConfigDict:
   config = base.get_config()
   config.data.name = 'stl10'
   config.data.train_split = 'train+unlabelled'
   config.data.image_size, config.data.stored_size = 64, 96
   config.eval.data.train_split = 'train'
-  config.eval.crop = 64 / 70  # Wang & Isola 2020: the centre of 70 pixels
-  config.eval.linear = 'cacr_small_as_is'  # as the authors' code; scaled features lose 1.7 points on CIFAR-10
+  config.eval.crop = 64 / 70  # Wang & Isola 2020: the center of 70 pixels
+  config.eval.linear = 'cacr_small_as_is'  # as in the authors' code
   return base.options(config, f'cacr,{arg}', VARIANTS)

@@ -1,10 +1,12 @@
-"""Tiny-ImageNet, ResNet-50, otherwise as configs/cifar10.py (dystress A.1).
+"""Tiny-ImageNet, ResNet-50, otherwise as configs/cifar10.py (DySTreSS A.1).
 
   python main.py --config=configs/tiny_imagenet.py --workdir=runs/tiny --config.data.path=/data/tiny-imagenet-200
 
-`data.path` holds `train/<wnid>/` and `val/<wnid>/`; the archive keeps all validation images in one folder, so sort them
-into class folders by its `val_annotations.txt` first. The 100,000 images of 64 pixels fit on the device.
+`data.path` holds `train/<wnid>/` and `val/<wnid>/`. The archive keeps all validation images in one folder: sort them
+into class folders by `val_annotations.txt` first. The 100,000 images of 64 pixels fit on the device.
 """
+
+from ml_collections import ConfigDict
 
 from configs import base, cifar10
 
@@ -15,7 +17,7 @@ VARIANTS = {
 }
 
 
-def get_config(arg=''):
+def get_config(arg: str = '') -> ConfigDict:
   config = cifar10.get_config()
   config.data.source, config.data.name, config.data.path = 'folder', 'tiny_imagenet', 'tiny-imagenet-200'
   config.data.test_split = 'val'

@@ -1,4 +1,4 @@
-"""A paper's table as a picture: what was published, and what came out here. The sweeps' `--table` draws it."""
+"""A paper's table as a figure: published numbers beside ours. A sweep's `--table` draws it."""
 
 import pathlib
 import statistics
@@ -10,7 +10,7 @@ from ssl_jax.reporting.figures import COLOURS, style, svg
 
 
 def draw(sweep: tables.Sweep, folder: pathlib.Path) -> None:
-  """Writes results.svg, where there is a result beside a published number."""
+  """Writes results.svg if a row with a published number was run."""
   finished = tables.done(sweep, folder)
   if tables.comparable(sweep, finished):
     (folder / 'results.svg').write_text(svg(_published_and_here(sweep, finished), paper='white'))
@@ -18,7 +18,7 @@ def draw(sweep: tables.Sweep, folder: pathlib.Path) -> None:
 
 @style()
 def _published_and_here(sweep: tables.Sweep, finished: Mapping):
-  """A panel for each column that the paper has, a line for each row that was run; whiskers are one deviation."""
+  """One panel per column with published numbers, one line per row that was run; whiskers: one standard deviation."""
   from matplotlib.figure import Figure
 
   columns, rows = tables.comparable(sweep, finished)

@@ -1,14 +1,15 @@
-"""Does the runs of a paper's table that are missing, and keeps what they gave.
+"""Runs what a paper's table still lacks, and records what came out.
 
-  python -m experiments.dystress.sweep --budget-minutes=25   # what is missing, most important first, for 25 minutes
-  python -m experiments.dystress.sweep --list                # what is done and what is not, with each run's command
-  python -m experiments.dystress.sweep --table               # results.jsonl -> the table and its picture in README.md
+  python -m experiments.dystress.sweep --budget-minutes=25   # missing runs, most important first, for 25 minutes
+  python -m experiments.dystress.sweep --list                # what is done, what is missing, and each run's command
+  python -m experiments.dystress.sweep --table               # results.jsonl -> the table and its figure in README.md
 
 A run is one process of main.py and one line of results.jsonl: config, commit, seed, device, wall time, protocol and
-every metric at the last epoch. An interrupted sweep stops its runs, which save themselves; the same command goes on.
+every metric at the last epoch. An interrupted sweep stops its runs, which save themselves; the same command resumes.
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import math
@@ -28,19 +29,17 @@ import numpy as np
 from experiments import pictures, tables
 from experiments.tables import Row, Sweep
 from ssl_jax.registry import nearest
+from ssl_jax.workdir import metric_log
 
-GRACE = 2.0  # minutes that runs may go over the budget before they are stopped
+GRACE = 2.0  # minutes that runs may exceed the budget before they are stopped
 
 
 def missing(sweep: Sweep, finished: Mapping, only: Sequence[str] = (), seeds: int = 0) -> list[tuple[Row, int]]:
-  """(row, seed) of every run that is not done: first seeds first, further rows last, or `only` some in that order.
-
-  `seeds`: at least so many.
-  """
+  """(row, seed) of every run that is not done: first seeds first, further rows last, or the rows `only` in order."""
   rows = {row.name: row for row in sweep.rows}
   for name in only:
     if name not in rows:
-      raise ValueError(f'--only={name!r} is no row of the sweep: {nearest(name, list(rows))}')
+      raise ValueError(f'--only={name!r} is not a row of the sweep: {nearest(name, list(rows))}')
   jobs = []
   for place, row in enumerate([rows[name] for name in dict.fromkeys(only)] or sweep.rows):
     wanted = [*row.seeds, *(seed for seed in range(seeds) if seed not in row.seeds)]
@@ -51,38 +50,39 @@ def missing(sweep: Sweep, finished: Mapping, only: Sequence[str] = (), seeds: in
 
 
 def estimate(sweep: Sweep, row: Row, seed: int, finished: Mapping, device: str, runs: pathlib.Path) -> float:
-  """Minutes that a run would take alone: from runs of the same config file and options here, or the row's guess."""
+  """Minutes that a run would take alone: measured on runs of the same config file and options, or the row's guess."""
   epochs = sweep.resolve(row, seed)['epochs']
-  like = {other.name for other in sweep.rows if other.config == row.config}
-  like = [r for (name, _), r in finished.items() if name in like and r['device'] == device]
-  times = [r['wall_seconds'] / 60 / slowdown(r['side_by_side']) * epochs / r['epochs'] for r in like]
-  part = _epochs(runs / f'{row.name}_seed{seed}') / epochs  # of a run that was interrupted
-  return (statistics.mean(times) if times else row.minutes) * max(1 - part, 0.2)  # it still starts and evaluates
+  names = {other.name for other in sweep.rows if other.config == row.config}
+  alike = [r for (name, _), r in finished.items() if name in names and r['device'] == device]
+  times = [r['wall_seconds'] / 60 / slowdown(r['side_by_side']) * epochs / r['epochs'] for r in alike]
+  done = max((r.get('epoch', 0.0) for r in metric_log.read(runs / f'{row.name}_seed{seed}')), default=0.0)
+  # What is left of an interrupted run; it has to start and evaluate in any case.
+  return (statistics.mean(times) if times else row.minutes) * max(1 - done / epochs, 0.2)
 
 
 def slowdown(side_by_side: int) -> float:
-  """How much longer a run takes beside others: 1.6 for two, 2.25 for three (measured: ResNet-18, one H200, MPS)."""
+  """How much longer a run takes beside others: about 1.6 for two, 2.2 for three (ResNet-18, one H200, MPS)."""
   return 1 + 0.6 * (side_by_side - 1)
 
 
 def needed_minutes(alone: Sequence[float], running: Sequence[float], side_by_side: int) -> list[float]:
-  """Until each of the jobs would end if it started now: its own time, and what is left of the runs before it."""
+  """Minutes until each job would end if it started now beside the runs under way."""
   slower = slowdown(side_by_side)
   return [max(own * slower, (sum(running) + own) * slower / side_by_side) for own in alone]
 
 
 def device_here() -> str:
-  """In the words of a result. Not from jax, which would take the GPU's memory."""
+  """The device in the words of a result. Does not ask jax, which would take memory of the GPU."""
   try:
-    told = subprocess.run(['nvidia-smi', '--query-gpu=name', '--format=csv,noheader'], capture_output=True, text=True)
+    answer = subprocess.run(['nvidia-smi', '--query-gpu=name', '--format=csv,noheader'], capture_output=True, text=True)
   except OSError:
     return '1 x cpu'
-  names = told.stdout.splitlines()
+  names = answer.stdout.splitlines()
   return f'{len(names)} x {names[0]}' if names else '1 x cpu'
 
 
 def commit_here() -> str:
-  """The commit of the code, '-dirty' where files differ from it that are not results."""
+  """The commit of the code, with '-dirty' if any file other than results differs from it."""
 
   def git(*arguments):
     return subprocess.run(['git', *arguments], capture_output=True, text=True, check=True).stdout.strip()
@@ -91,62 +91,31 @@ def commit_here() -> str:
   try:
     return git('rev-parse', 'HEAD') + ('-dirty' if git('status', '--porcelain', '--', '.', *results) else '')
   except (OSError, subprocess.CalledProcessError):
-    raise ValueError('git does not tell the commit here: give --commit=HASH') from None
-
-
-def _metrics(workdir: pathlib.Path) -> list[dict]:
-  """The rows of metrics.jsonl; an interruption may have cut the last one short."""
-  file = workdir / 'metrics.jsonl'
-  return [json.loads(line) for line in (file.read_text().splitlines() if file.exists() else ()) if line.endswith('}')]
-
-
-def _epochs(workdir: pathlib.Path) -> float:
-  """How many a run has trained; rows of evaluations do not say."""
-  return max((row.get('epoch', 0.0) for row in _metrics(workdir)), default=0.0)
+    raise ValueError('git does not know the commit here: give --commit=HASH') from None
 
 
 class Child:
-  """A run of main.py. Its log and the time of its parts, where it was interrupted, lie in its workdir."""
+  """A process of main.py. Its workdir keeps its log and, if it was interrupted, the seconds it has taken so far."""
 
   def __init__(self, sweep: Sweep, row: Row, seed: int, runs: pathlib.Path, program: str, environment: Mapping):
     self.sweep, self.row, self.seed, self.name = sweep, row, seed, f'{row.name}_seed{seed}'
-    self.workdir, self.start, self.epochs = runs / self.name, time.monotonic(), sweep.resolve(row, seed)['epochs']
+    self.workdir, self.start = runs / self.name, time.monotonic()
     self.workdir.mkdir(parents=True, exist_ok=True)
-    self.rows, self.paused_at, self.waited = len(_metrics(self.workdir)), None, 0.0
     arguments = [sys.executable, program, *sweep.command(row, seed, runs)[2:]]
+    # In its own process group: Ctrl-C reaches only the sweep, which then asks each run to stop.
+    common = dict(env=environment, stderr=subprocess.STDOUT, process_group=0)
     with (self.workdir / 'log.txt').open('a') as log:
-      # In a group of its own: Ctrl-C reaches this program alone, which asks each run to stop.
-      common = dict(stdout=log, stderr=subprocess.STDOUT, process_group=0)
-      self.process = subprocess.Popen(arguments, env=environment, **common)
-
-  def wait(self) -> None:
-    """For its turn, as soon as everything is compiled: with its first row of metrics, an epoch."""
-    if self.paused_at is None and len(_metrics(self.workdir)) > self.rows:
-      self.process.send_signal(signal.SIGSTOP)
-      self.paused_at = time.monotonic()
-
-  def go_on(self) -> None:
-    if self.paused_at is not None:
-      self.process.send_signal(signal.SIGCONT)
-      self.paused_at, self.waited = None, self.waited + time.monotonic() - self.paused_at
-
-  def stop(self, number: int) -> None:
-    self.process.send_signal(number)
-    self.go_on()
-
-  def trained(self) -> bool:
-    """All epochs are over; what is left is the evaluation."""
-    return _epochs(self.workdir) >= self.epochs
+      self.process = subprocess.Popen(arguments, stdout=log, **common)
 
   def seconds(self) -> float:
-    """Of this part and of those before it, without the waiting."""
+    """Wall time, including earlier parts of an interrupted run."""
     file = self.workdir / 'wall_seconds'
-    total = time.monotonic() - self.start - self.waited + (float(file.read_text()) if file.exists() else 0.0)
+    total = time.monotonic() - self.start + (float(file.read_text()) if file.exists() else 0.0)
     file.write_text(f'{total}\n')
     return round(total, 1)
 
   def result(self, **facts) -> dict:
-    """The row of results.jsonl, or an error with the last line of the log."""
+    """The row of results.jsonl. Raises with the last line of the log if the run did not finish."""
     if (number := -self.process.returncode) > 0:
       name = next((known.name for known in signal.Signals if known == number), f'signal {number}')
       raise ValueError(f'ended by {name}; its log is {self.workdir / "log.txt"}')
@@ -156,11 +125,12 @@ class Child:
     load = lambda name: json.loads((self.workdir / f'{name}.json').read_text())
     config, summary, evaluation = load('config'), load('summary'), load('evaluation')
     if evaluation['step'] != summary['steps']:
-      raise ValueError(f'evaluation.json is of step {evaluation["step"]}; the last is {summary["steps"]}')
+      raise ValueError(f'evaluation.json is of step {evaluation["step"]}, but the last step is {summary["steps"]}')
     config['data']['path'] = ''
-    images = summary['images']
-    rates = [rate for r in _metrics(self.workdir) for name, rate in r.items() if name.endswith('_per_second')]
-    seconds = [images / rate for rate in rates]
+    speeds = [
+      speed for row in metric_log.read(self.workdir) for name, speed in row.items() if name.endswith('_per_second')
+    ]
+    seconds = [summary['images'] / speed for speed in speeds]
     metrics = {k: v for k, v in evaluation.items() if isinstance(v, int | float) and k not in ('step', 'epoch')}
     metrics |= {f'{layer}/{k}': v for layer, found in evaluation['measures'].items() for k, v in found.items()}
     with np.load(self.workdir / 'evaluation.npz') as stored:
@@ -170,7 +140,7 @@ class Child:
       'seed': self.seed,
       **facts,
       **{key: summary[key] for key in ('device', 'jax', 'peak_memory_gib')},
-      # The first row has the time of compiling in it, and so has the first after an interruption: the median.
+      # The first row includes compilation, and so does the first after an interruption: hence the median.
       'seconds_per_epoch': round(statistics.median(seconds[1:] or seconds), 4),
       'epochs': evaluation['epoch'],
       'protocol': self.sweep.protocol,
@@ -182,6 +152,80 @@ class Child:
     }
 
 
+@dataclasses.dataclass
+class Session:
+  """One call of a sweep: `plan` picks the next run, `start` starts it, `poll` waits for runs and records them."""
+
+  sweep: Sweep
+  folder: pathlib.Path
+  runs: pathlib.Path
+  budget: float  # minutes
+  side_by_side: int
+  commit: str
+
+  def __post_init__(self):
+    self.begin, self.device, self.finished = time.monotonic(), device_here(), tables.done(self.sweep, self.folder)
+    self.jobs, self.running, self.failed, self.stopping = [], [], [], False
+
+  def elapsed(self) -> float:
+    return (time.monotonic() - self.begin) / 60
+
+  def say(self, text: str) -> None:
+    print(f'[{self.elapsed():5.1f} min] {text}', flush=True)
+
+  def plan(self) -> tuple[Row, int, float] | None:
+    """The first missing run that ends within the budget, with its minutes; None if nothing can start now."""
+    if self.stopping or len(self.running) >= self.side_by_side:
+      return None
+    alone = lambda row, seed: estimate(self.sweep, row, seed, self.finished, self.device, self.runs)
+    running = [alone(child.row, child.seed) for child in self.running]
+    needed = needed_minutes([alone(*job) for job in self.jobs], running, self.side_by_side)
+    left = self.budget - self.elapsed()
+    return next(((*job, m) for job, m in zip(self.jobs, needed, strict=True) if m <= left), None)
+
+  def start(self, row: Row, seed: int, minutes: float, program: str) -> None:
+    self.say(f'starts {row.name}, seed {seed}: about {minutes:.1f} min')
+    environment = dict(os.environ)
+    if self.side_by_side > 1:  # unless the user chose a share
+      environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / self.side_by_side:.3f}')
+    self.jobs.remove((row, seed))
+    self.running.append(Child(self.sweep, row, seed, self.runs, program, environment))
+
+  def poll(self, signals: Sequence[int], grace: float) -> bool:
+    """Stops the runs after a signal or past the budget, and records those that ended. Whether any did."""
+    if not self.stopping and (signals or self.elapsed() > self.budget + grace):
+      self.stopping = True
+      self.say(f'stops {", ".join(child.name for child in self.running)}')
+      self.stop(signal.SIGTERM)
+    if len(signals) > 1:  # asked twice
+      self.stop(signal.SIGKILL)
+    ended = [child for child in self.running if child.process.poll() is not None]
+    for child in ended:
+      self.running.remove(child)
+      self.record(child)
+    return bool(ended)
+
+  def stop(self, number: int) -> None:
+    for child in self.running:
+      child.process.send_signal(number)
+
+  def record(self, child: Child) -> None:
+    """Appends the result of a run that ended, or reports why there is none."""
+    command = shlex.join(self.sweep.command(child.row, child.seed, pathlib.Path('runs') / self.folder.name))
+    facts = dict(commit=self.commit, wall_seconds=child.seconds(), side_by_side=self.side_by_side)
+    try:
+      result = child.result(command=command, **facts)
+    except (ValueError, OSError, KeyError) as error:
+      self.failed += [] if self.stopping else [child.name]
+      self.say(f'{child.name} {"stopped; the same command resumes it" if self.stopping else "failed"}: {error}')
+      return
+    tables.append(self.folder / 'results.jsonl', result)
+    self.finished[child.row.name, child.seed] = result
+    shutil.rmtree(child.workdir / 'features', ignore_errors=True)  # up to a GB, and main.py can make it again
+    shown = [(column, column.values([result])) for column in self.sweep.columns]
+    self.say(f'{child.name}: ' + ', '.join(f'{column.title} {column.show(v[0])}' for column, v in shown if v))
+
+
 def run(
   sweep: Sweep,
   folder: pathlib.Path,
@@ -189,94 +233,50 @@ def run(
   runs: pathlib.Path,
   budget: float = math.inf,
   side_by_side: int = 1,
-  ahead: int = 0,
   only: Sequence[str] = (),
   seeds: int = 0,
   commit: str = '',
   program: str = 'main.py',
   grace: float = GRACE,
 ) -> list[str]:
-  """Does what is missing and fits into the budget, in minutes. Returns the names of the runs that failed.
-
-  `side_by_side` runs train at once. `ahead` more start early and compile, then wait until one of those has trained.
-  """
+  """Runs what is missing and fits into the budget, in minutes. Returns the names of the runs that failed."""
   if side_by_side > 1 and sweep.timed:
-    raise ValueError(f'--side-by-side={side_by_side} would spoil the times of this table: leave it out')
-  start, device, commit = time.monotonic(), device_here(), commit or commit_here()
-  elapsed = lambda: (time.monotonic() - start) / 60
-  say = lambda text: print(f'[{elapsed():5.1f} min] {text}', flush=True)
-  finished, running, failed, signals = tables.done(sweep, folder), [], [], []
-  jobs = missing(sweep, finished, only, seeds)
-  most = side_by_side + ahead
-  stopping, looking = False, True  # what does not fit now fits no later, until there are new results
-  environment = dict(os.environ)
-  if most > 1:  # or as the user says
-    environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / most:.3f}')
+    raise ValueError(f'--side-by-side={side_by_side} would distort the times in this table: leave it out')
+  session, signals = Session(sweep, folder, runs, budget, side_by_side, commit or commit_here()), []
+  session.jobs = missing(sweep, session.finished, only, seeds)
   stops = (signal.SIGINT, signal.SIGTERM)
   previous = [signal.signal(number, lambda number, _: signals.append(number)) for number in stops]
   try:
     while True:
-      while looking and jobs and len(running) < most and not stopping:
-        alone = lambda row, seed: estimate(sweep, row, seed, finished, device, runs)
-        needed = needed_minutes([alone(*job) for job in jobs], [alone(c.row, c.seed) for c in running], side_by_side)
-        first = next((i for i, minutes in enumerate(needed) if elapsed() + minutes <= budget), None)
-        if looking := first is not None:
-          say(f'starts {jobs[first][0].name}, seed {jobs[first][1]}: about {needed[first]:.1f} min')
-          running.append(Child(sweep, *jobs.pop(first), runs, program, environment))
-      if not running:
+      while planned := session.plan():
+        session.start(*planned, program)
+      if not session.running:
         break
-      time.sleep(0.1)
-      if ahead and not stopping:
-        for place, child in enumerate([child for child in running if not child.trained()]):
-          child.go_on() if place < side_by_side else child.wait()
-      if not stopping and (signals or elapsed() > budget + grace):
-        stopping = True
-        say(f'stops {", ".join(child.name for child in running)}')
-        for child in running:
-          child.stop(signal.SIGTERM)
-      if len(signals) > 1:  # asked twice
-        for child in running:
-          child.stop(signal.SIGKILL)
-      for child in [child for child in running if child.process.poll() is not None]:
-        running.remove(child)
-        looking = True
-        typed = shlex.join(sweep.command(child.row, child.seed, pathlib.Path('runs') / folder.name))
-        facts = dict(command=typed, commit=commit, wall_seconds=child.seconds(), side_by_side=side_by_side, ahead=ahead)
-        try:
-          result = child.result(**facts)
-        except (ValueError, OSError, KeyError) as error:
-          failed += [] if stopping else [child.name]
-          say(f'{child.name} {"is stopped, the same command goes on with it" if stopping else "failed"}: {error}')
-          continue
-        tables.append(folder / 'results.jsonl', result)
-        finished[child.row.name, child.seed] = result
-        shutil.rmtree(child.workdir / 'features', ignore_errors=True)  # up to a GB, and main.py can make it again
-        told = [(column, column.values([result])) for column in sweep.columns]
-        say(f'{child.name}: ' + ', '.join(f'{column.title} {column.show(found[0])}' for column, found in told if found))
+      while not session.poll(signals, grace):
+        time.sleep(0.1)
   finally:
-    for child in running:  # after an error of this program
-      child.stop(signal.SIGTERM)
+    session.stop(signal.SIGTERM)  # if this program failed
     for number, handler in zip(stops, previous, strict=True):
       signal.signal(number, handler)
-  if jobs:
-    say(f'{len(jobs)} runs are still missing; next is {jobs[0][0].name}, seed {jobs[0][1]}')
-  return failed
+  if session.jobs:
+    row, seed = session.jobs[0]
+    session.say(f'{len(session.jobs)} runs are still missing; next is {row.name}, seed {seed}')
+  return session.failed
 
 
 def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = None, program: str = 'main.py') -> None:
-  parser = argparse.ArgumentParser(description=f'{sweep.title}. {sweep.protocol}')
+  """The command line of a sweep."""
+  parser = argparse.ArgumentParser(description=f'{sweep.title}. {sweep.protocol}'.replace('%', '%%'))
   names = lambda text: [name for name in text.split(',') if name]
-  parser.add_argument('--list', action='store_true', help='say what is done and what is missing')
+  parser.add_argument('--list', action='store_true', help='show what is done and what is missing')
   parser.add_argument('--table', action='store_true', help='write the table of the results into README.md')
-  parser.add_argument(
-    '--budget-minutes', dest='budget', type=float, default=math.inf, help='no run starts that would end later'
-  )
-  parser.add_argument('--side-by-side', type=int, default=1, help='so many runs at once (2 or 3 with NVIDIA MPS)')
-  parser.add_argument('--ahead', type=int, default=0, help='so many more compile meanwhile, and wait for their turn')
-  parser.add_argument('--only', type=names, default=(), help='names of rows, parted by commas, in this order')
-  parser.add_argument('--seeds', type=int, default=0, help='at least so many seeds of each row')
+  late = 'start no run that would end later'
+  parser.add_argument('--budget-minutes', dest='budget', type=float, default=math.inf, help=late)
+  parser.add_argument('--side-by-side', type=int, default=1, help='number of runs at once (2 or 3 with NVIDIA MPS)')
+  parser.add_argument('--only', type=names, default=(), help='names of rows, separated by commas, in this order')
+  parser.add_argument('--seeds', type=int, default=0, help='smallest number of seeds per row')
   parser.add_argument('--runs', type=pathlib.Path, default=pathlib.Path('runs') / folder.name, help='the workdirs')
-  parser.add_argument('--commit', default='', help='of the code, where git does not tell')
+  parser.add_argument('--commit', default='', help='commit of the code, for a copy without git')
   chosen = vars(parser.parse_args(arguments))
   listing, writing, failed = chosen.pop('list'), chosen.pop('table'), []
   try:
@@ -289,19 +289,19 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
     print(f'{folder / "README.md"} has the table of {len(tables.done(sweep, folder))} runs')
   except ValueError as error:
     sys.exit(f'{folder.name}: {error}')
+  except BrokenPipeError:  # `--list | head`
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   if failed:
     sys.exit(f'{folder.name}: failed: {", ".join(failed)}')
 
 
 def describe(sweep: Sweep, folder: pathlib.Path, chosen: Mapping) -> None:
-  """Each row: seeds done, seeds missing, minutes, and the command of the next seed."""
+  """Prints the seeds done and missing of each row, its minutes, and the command of the next seed."""
   finished, device, runs = tables.done(sweep, folder), device_here(), chosen['runs']
   left = missing(sweep, finished, chosen['only'], chosen['seeds'])
-  for row in sweep.rows:
-    if chosen['only'] and row.name not in chosen['only']:
-      continue
+  for row in (row for row in sweep.rows if not chosen['only'] or row.name in chosen['only']):
     ready, waiting = [seed for name, seed in finished if name == row.name], [s for other, s in left if other is row]
     seed = (waiting or row.seeds)[0]
     minutes = estimate(sweep, row, seed, finished, device, runs)
     print(f'{row.name}: seeds done {ready}, missing {waiting}, {minutes:.1f} min each{", further" * row.further}')
-    print(f'  {shlex.join(sweep.command(row, seed, runs))}')
+    print(f'  {shlex.join(sweep.command(row, seed, runs))}', flush=True)

@@ -1,4 +1,4 @@
-"""A paper's table as data: its rows, the commands that run them, the results that are there, and the Markdown."""
+"""A paper's table as data: its rows, the commands that run them, the results so far, and the Markdown."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from configs import base
-from ssl_jax.config import IRRELEVANT, NAMED, flatten, load, validate
+from ssl_jax import config
 
 MARKS = ('<!-- table -->', '<!-- end of table -->')
 
@@ -16,27 +16,27 @@ MARKS = ('<!-- table -->', '<!-- end of table -->')
 class Row:
   """One line of a table: a config, the seeds it is run with, and what the paper says comes out."""
 
-  name: str  # of the runs; letters, digits, '.', '_' and '-'
-  title: str  # in words
+  name: str  # also names the runs: letters, digits, '.', '_' and '-'
+  title: str  # as the table shows it
   config: str  # FILE.py[:options]
-  changes: Mapping = dataclasses.field(default_factory=dict)  # of the config's keys
+  changes: Mapping = dataclasses.field(default_factory=dict)  # overrides of config keys
   seeds: tuple[int, ...] = (0,)
-  published: Mapping[str, float | tuple[float, float]] = dataclasses.field(default_factory=dict)  # or a range
-  minutes: float = 8.0  # of one run, alone on an H200, until one is measured
+  published: Mapping[str, float | tuple[float, float]] = dataclasses.field(default_factory=dict)  # (low, high): a range
+  minutes: float = 8.0  # guess for one run alone on an H200, used until one is measured
   note: str = ''
-  further: bool = False  # run after all rows that are not
+  further: bool = False  # runs after all rows that are not
 
 
 def on_cifar100(row: Row, published: Mapping) -> Row:
-  """The same on CIFAR-100, after all rows of CIFAR-10."""
+  """The same row on CIFAR-100, to run after all rows on CIFAR-10."""
   names = dict(name=f'cifar100_{row.name}', title=f'{row.title}, CIFAR-100', note='')
-  config = row.config.replace('cifar10.py', 'cifar100.py')
-  return dataclasses.replace(row, **names, config=config, seeds=(0,), published=published, further=True)
+  file = row.config.replace('cifar10.py', 'cifar100.py')
+  return dataclasses.replace(row, **names, config=file, seeds=(0,), published=published, further=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """A metric in the table: of `metrics` of a result, or a field of the result itself."""
+  """A metric of the table: an entry of a result's `metrics`, or a field of the result itself."""
 
   metric: str
   title: str
@@ -52,30 +52,31 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """A table, and how its runs are judged."""
+  """A table, and how its runs are evaluated."""
 
   title: str
   protocol: str  # in a sentence or two
   rows: Sequence[Row]  # the most important first
   columns: Sequence[Column]
-  common: Mapping = dataclasses.field(default_factory=dict)  # changes of the config, of all rows
+  common: Mapping = dataclasses.field(default_factory=dict)  # overrides of config keys for all rows
   curves: Sequence[str] = ()  # arrays of evaluation.npz that a result keeps, for figures
-  images: int = 50_000  # training images; metrics.jsonl gets a row an epoch
-  timed: bool = False  # the table has times, which runs side by side would spoil
+  images: int = 50_000  # training images; metrics.jsonl gets one row per epoch
+  timed: bool = False  # the table has times, which running side by side would distort
 
   def overrides(self, row: Row, seed: int) -> list[str]:
-    """What a run changes in its config, as key=value."""
+    """The overrides of a run's config, as key=value."""
     changes = {'seed': seed, **self.common, **row.changes, 'eval.at_end': True}
     texts = [f'{key}={value if isinstance(value, str) else repr(value)}' for key, value in changes.items()]
-    return [*texts, f'log.every_steps={max(1, self.images // load(row.config, texts).batch_size)}']
+    return [*texts, f'log.every_steps={max(1, self.images // config.load(row.config, texts).batch_size)}']
 
   def resolve(self, row: Row, seed: int) -> dict:
-    """The whole config of a run, or an error that says what is wrong with it."""
-    chosen = load(row.config, self.overrides(row, seed))
-    validate(chosen, base.get_config())
+    """The whole config of a run. Raises if it is not valid."""
+    chosen = config.load(row.config, self.overrides(row, seed))
+    config.validate(chosen, base.get_config())
     return chosen.to_dict()
 
   def command(self, row: Row, seed: int, runs: pathlib.Path) -> list[str]:
+    """The command line of a run whose workdir is in `runs`."""
     flags = [f'--config.{text}' for text in self.overrides(row, seed)]
     return ['python', 'main.py', f'--config={row.config}', f'--workdir={runs / f"{row.name}_seed{seed}"}', *flags]
 
@@ -84,7 +85,7 @@ class Sweep:
 
 
 def read(file: pathlib.Path) -> list[dict]:
-  """The rows of results.jsonl; a last line that was cut short does not count."""
+  """The rows of results.jsonl, without a last line that was cut short."""
   lines = file.read_text().splitlines() if file.exists() else []
   found = []
   for number, line in enumerate(lines, start=1):
@@ -92,45 +93,45 @@ def read(file: pathlib.Path) -> list[dict]:
       found.append(json.loads(line))
     except json.JSONDecodeError:
       if number < len(lines):
-        raise ValueError(f'{file}: line {number} is not JSON: mend it or take it out') from None
+        raise ValueError(f'{file}: line {number} is not valid JSON: fix it or remove it') from None
   return found
 
 
 def append(file: pathlib.Path, result: Mapping) -> None:
-  """Adds a row to results.jsonl, which is whole at any time; a line that was cut short goes."""
+  """Adds a row to results.jsonl atomically; drops a last line that was cut short."""
   part = file.with_suffix('.part')
   part.write_text(''.join(json.dumps(row) + '\n' for row in [*read(file), result]))
   part.replace(file)
 
 
 def done(sweep: Sweep, folder: pathlib.Path) -> dict[tuple[str, int], dict]:
-  """{(name, seed): result}. Refuses a result that is not of the row whose name it has."""
+  """{(name, seed): result}. Raises if a result's config is not that of the row with its name."""
   rows, found = {row.name: row for row in sweep.rows}, {}
   for result in read(folder / 'results.jsonl'):
     name, seed = result['name'], result['seed']
     what = f'{folder / "results.jsonl"}: {name!r}, seed {seed},'
     if name not in rows:
-      raise ValueError(f'{what} is no row of the sweep: give the row its name back, or take the line out')
-    here, there = _relevant(sweep.resolve(rows[name], seed)), _relevant(result['config'])
+      raise ValueError(f'{what} is not a row of the sweep: restore the name of the row, or remove the line')
+    here, there = (_relevant(c) for c in (sweep.resolve(rows[name], seed), result['config']))
     for key in sorted(here.keys() | there.keys()):
       if here.get(key) != there.get(key):
-        differs = f'{key} = {here.get(key)!r} in the sweep, {there.get(key)!r} there'
-        raise ValueError(f'{what} is of another config ({differs}): give the row another name, or take the line out')
+        differs = f'{key} = {here.get(key)!r} in the sweep, {there.get(key)!r} in the result'
+        raise ValueError(f'{what} has another config ({differs}): rename the row, or remove the line')
     found[name, seed] = result
   return found
 
 
-def _relevant(config: Mapping) -> dict:
-  """What makes a run what it is. A key that the config does not know yet had its default then."""
-  flat = {k: v for k, v in flatten(base.get_config()).items() if k.split('.')[0] not in NAMED} | flatten(config)
-  return {k: v for k, v in flat.items() if not any(k == key or k.startswith(key + '.') for key in IRRELEVANT)}
+def _relevant(saved: Mapping) -> dict:
+  """The keys that define a run. Keys that a saved config lacks were added later and have their defaults."""
+  defaults = {k: v for k, v in config.flatten(base.get_config()).items() if k.split('.')[0] not in config.NAMED}
+  return config.relevant(defaults | config.flatten(config.upgrade(saved)))
 
 
 # Markdown
 
 
 def comparable(sweep: Sweep, finished: Mapping) -> tuple[list[Column], list[tuple[Row, list[dict]]]] | None:
-  """The columns that the paper has, and the rows that were run, each with its results; None if nothing compares."""
+  """The columns with published numbers, and the rows that were run with their results; None if there are none."""
   columns = [column for column in sweep.columns if any(column.metric in row.published for row in sweep.rows)]
   rows = [(row, _results(row, finished)) for row in sweep.rows]
   rows = [(row, results) for row, results in rows if results]
@@ -141,17 +142,20 @@ def _results(row: Row, finished: Mapping) -> list[dict]:
   return [result for (name, _), result in sorted(finished.items()) if name == row.name]
 
 
-def markdown(sweep: Sweep, finished: Mapping) -> str:
-  """The rows beside the published numbers, mean ± standard deviation over seeds; '—' where nothing was run yet."""
+def markdown(sweep: Sweep, finished: Mapping, name: str) -> str:
+  """The table beside the published numbers: mean ± standard deviation over seeds, '—' if not run yet.
+
+  `name` is the folder of the sweep. Further rows that were not run are counted, not shown.
+  """
   compared = [any(column.metric in row.published for row in sweep.rows) for column in sweep.columns]
   head = ['row']
   for column, both in zip(sweep.columns, compared, strict=True):
     head += [f'{column.title}: published', 'here', 'difference'] if both else [column.title]
-  lines, waiting = [[*head, 'seeds', 'config'], ['---'] * (len(head) + 2)], []
+  lines, waiting = [[*head, 'seeds', 'config'], ['---'] * (len(head) + 2)], 0
   for row in sweep.rows:
     results = _results(row, finished)
     if row.further and not results:
-      waiting.append(row.name)
+      waiting += 1
       continue
     cells = [f'{row.title} ({row.note})' if row.note else row.title]
     for column, both in zip(sweep.columns, compared, strict=True):
@@ -159,8 +163,9 @@ def markdown(sweep: Sweep, finished: Mapping) -> str:
     lines.append([*cells, str(len(results)), f'`{" ".join([row.config, *_flags(row.changes)])}`'])
   text = f'{sweep.protocol}\n\n' + ''.join(f'| {" | ".join(line)} |\n' for line in lines)
   text += '\n![Published and measured here](results.svg)\n' if comparable(sweep, finished) else ''
-  text += f'\nEach row has `{" ".join(_flags(sweep.common))}` too.\n' if sweep.common else ''
-  return text + (f'\nFurther rows of the sweep, not run yet: {", ".join(waiting)}.\n' if waiting else '')
+  text += f'\nAll rows also use `{" ".join(_flags(sweep.common))}`.\n' if sweep.common else ''
+  command = f'python -m experiments.{name}.sweep --list'
+  return text + (f'\nFurther rows not run yet: {waiting}. `{command}` lists them.\n' if waiting else '')
 
 
 def _flags(changes: Mapping) -> list[str]:
@@ -168,7 +173,7 @@ def _flags(changes: Mapping) -> list[str]:
 
 
 def _cells(column: Column, published: float | tuple | None, values: Sequence[float], compared: bool) -> list[str]:
-  """Published, here and difference; here alone in a column that the paper does not have."""
+  """Published, here and difference; only `here` in a column without published numbers."""
   mean = statistics.mean(values) if values else None
   here = column.show(mean) if values else '—'
   here += f' ± {column.show(statistics.stdev(values))}' if len(values) > 1 else ''
@@ -180,10 +185,10 @@ def _cells(column: Column, published: float | tuple | None, values: Sequence[flo
 
 
 def write(sweep: Sweep, folder: pathlib.Path) -> None:
-  """Puts the table between the marks of README.md."""
+  """Writes the table between the marks in README.md."""
   file = folder / 'README.md'
   before, first, rest = file.read_text().partition(MARKS[0])
   _, last, after = rest.partition(MARKS[1])
   if not (first and last):
-    raise ValueError(f'{file} has no {MARKS[0]} and {MARKS[1]}: put them where the table goes')
-  file.write_text(f'{before}{first}\n{markdown(sweep, done(sweep, folder))}{last}{after}')
+    raise ValueError(f'{file} has no {MARKS[0]} and {MARKS[1]}: add them where the table goes')
+  file.write_text(f'{before}{first}\n{markdown(sweep, done(sweep, folder), folder.name)}{last}{after}')

@@ -1,93 +1,101 @@
-"""From a config file and flags to a config that is known to be sound, before anything is compiled or loaded."""
+"""From a config file and flags to a valid config, before anything is compiled or loaded."""
 
 import ast
 import importlib.util
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from ssl_jax.registry import nearest
+from ssl_jax.registry import nearest, plain, require, require_choice
 
-SEEDS = 2**31  # jax makes a key of an int32
+SEEDS = 2**31  # jax makes a key from an int32
 
-# Sections whose keys depend on their name; whatever they name checks them.
+# Sections whose keys depend on what they name, which checks them.
 NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'temperature', 'imbalance')
 
+# Choices without a table of their own. Names of sources, optimizers and evaluations are checked where they are defined.
 CHOICES = {
   'dtype': ('bfloat16', 'float32'),
-  'data.source': ('tfds', 'arrays', 'folder', 'embedded', 'text'),
-  'data.classes': ('', 'imagenet100'),
-  'eval.data.source': ('', 'tfds', 'arrays', 'folder', 'embedded'),
-  'data.broken': ('error', 'skip'),
   'data.on_device': ('auto', 'yes', 'no'),
-  'optimizer.name': ('sgd', 'lars', 'adamw'),
-  'optimizer.scaling': ('none', 'linear', 'sqrt'),
-  'optimizer.schedule': ('cosine', 'linear', 'step', 'constant'),
   'parallel.map': ('pmap', 'shard_map'),
-  'eval.features': ('backbone', 'projector'),
-  'eval.train_images': ('kept', 'all'),
-  'eval.vote': ('cosine', 'distance', 'majority'),
-  'eval.finetune': ('', 'all', '10%', '1%', '5-shot', 'linear', 'linear 10%', 'linear 1%', 'linear 5-shot'),
-  'eval.linear': (
-    '',
-    'logistic',
-    'ridge',
-    'behaviour',
-    'cacr_small',
-    'cacr_small_as_is',
-    'cacr_large',
-    'supervised_cifar',
-    'dystress_imagenet',
-    'imagenet_lars',
+}
+
+Rule = tuple[Callable[[Any], Any], str]  # what must hold, and the same in words
+
+
+def _at_least(low: float) -> Rule:
+  return lambda x: low <= x < math.inf, f'at least {low} and finite'
+
+
+def _above(low: float) -> Rule:
+  return lambda x: low < x < math.inf, f'above {low} and finite'
+
+
+def _whole(x: Any) -> bool:
+  return isinstance(x, int) and not isinstance(x, bool)
+
+
+_SHARE: Rule = (lambda x: 0 <= x < 1, 'in [0, 1)')
+RULES: dict[str, Rule] = {
+  'seed': (lambda x: 0 <= x < SEEDS, f'from 0 to {SEEDS - 1}'),
+  'epochs': _above(0),
+  'steps': _at_least(0),
+  'batch_size': _at_least(2),
+  'views': _at_least(1),
+  'small_crops.number': _at_least(0),
+  'small_crops.size': _at_least(1),
+  'small_crops.scale': (lambda s: len(s) == 2 and 0 < s[0] <= s[1] <= 1, '0 < low <= high <= 1, such as (0.05, 0.14)'),
+  'ema': (_SHARE[0], 'in [0, 1), such as 0.999, or 0 for no average'),
+  'online_probe': _at_least(0),
+  'data.image_size': _at_least(1),
+  'data.stored_size': _at_least(0),
+  'data.tokens': _at_least(3),
+  'data.workers': _at_least(0),
+  'optimizer.learning_rate': _above(0),
+  'optimizer.momentum': _SHARE,
+  'optimizer.betas': (
+    lambda b: len(b) == 2 and all(0 <= x < 1 for x in b),
+    'two numbers in [0, 1), such as (0.9, 0.999)',
   ),
+  'optimizer.weight_decay': _at_least(0),
+  'optimizer.warmup_epochs': _at_least(0),
+  'optimizer.milestones': (
+    lambda m: all(0 < x < math.inf for x in m) and len({*m}) == len(m),
+    'different positive epochs, such as (160, 190)',
+  ),
+  'optimizer.decay': _above(0),
+  'optimizer.clip': _at_least(0),
+  'parallel.devices': _at_least(0),
+  'parallel.cpu_devices': _at_least(1),
+  'parallel.steps_per_call': _at_least(0),
+  'parallel.processes': _at_least(1),
+  'checkpoint.every_minutes': _above(0),
+  'checkpoint.every_steps': _at_least(0),
+  'checkpoint.keep': _at_least(1),
+  'log.every_steps': _at_least(1),
+  'eval.every_epochs': _at_least(0),
+  'eval.crop': (lambda x: 0 < x <= 1, 'in (0, 1]: a share of the shorter side'),
+  'eval.k': (lambda k: all(_whole(x) and x >= 1 for x in k), 'numbers of neighbors, such as (200,), or () for no kNN'),
+  'eval.temperature': _above(0),
+  'eval.batch_size': _at_least(1),
+  'eval.seeds': (
+    lambda s: s and all(_whole(x) and 0 <= x < SEEDS for x in s),
+    f'whole numbers from 0 to {SEEDS - 1}, such as (0,)',
+  ),
+  'eval.views': _at_least(2),
+  'eval.view_images': _at_least(2),
 }
 
-# (least, whether that least value itself is allowed)
-LEAST = {
-  'seed': (0, True),
-  'epochs': (0, False),
-  'steps': (0, True),
-  'batch_size': (2, True),
-  'views': (1, True),
-  'small_crops.number': (0, True),
-  'small_crops.size': (1, True),
-  'ema': (0, True),
-  'probe': (0, True),
-  'data.image_size': (1, True),
-  'data.stored_size': (0, True),
-  'data.tokens': (3, True),
-  'data.workers': (0, True),
-  'optimizer.learning_rate': (0, False),
-  'optimizer.momentum': (0, True),
-  'optimizer.weight_decay': (0, True),
-  'optimizer.warmup_epochs': (0, True),
-  'optimizer.decay': (0, False),
-  'optimizer.clip': (0, True),
-  'parallel.devices': (0, True),
-  'parallel.cpu_devices': (1, True),
-  'parallel.steps_per_call': (0, True),
-  'parallel.processes': (1, True),
-  'checkpoint.every_minutes': (0, False),
-  'checkpoint.every_steps': (0, True),
-  'checkpoint.keep': (1, True),
-  'log.every_steps': (1, True),
-  'eval.every_epochs': (0, True),
-  'eval.crop': (0, False),
-  'eval.temperature': (0, False),
-  'eval.batch_size': (1, True),
-  'eval.views': (2, True),
-  'eval.view_images': (2, True),
-}
-
-# Keys that may change between the parts of a resumed run, since they do not change what it computes.
+# Keys that may change when a run is resumed, because they do not change what it computes.
 HARMLESS = (
   *('deterministic', 'data.path', 'data.workers', 'data.broken', 'model.remat', 'method.block'),
   *('parallel', 'checkpoint', 'log', 'eval'),
 )
 
-# Keys that are younger than runs which may go on, with what those runs did.
+# Keys that are younger than some recorded runs, with what those runs did.
 LATER = {
   'init': '',
   'deterministic': False,
@@ -96,8 +104,9 @@ LATER = {
   'data.vocabulary': '',
   'optimizer.clip': 0.0,
 }
+RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
 
-# Keys that change neither what a run computes nor how it is judged.
+# Keys that change neither what a run computes nor how it is evaluated.
 IRRELEVANT = (
   *(key for key in HARMLESS if key != 'eval'),
   *(f'eval.{key}' for key in ('every_epochs', 'measures', 'at_start', 'at_end', 'batch_size', 'data.path', 'sts')),
@@ -114,47 +123,64 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
       f'--config={file!r} is not a file: {nearest(file, known) if known else "give a configs/*.py file"}'
     )
   if not file.endswith('.py'):
-    raise ValueError(f'--config={file!r} is no Python file: give one like configs/quickstart.py')
+    raise ValueError(f'--config={file!r} is not a Python file: give one like configs/quickstart.py')
   spec = importlib.util.spec_from_file_location('config_file', file)
+  assert spec and spec.loader
   module = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)
     config = module.get_config(arg)
   except (TypeError, AttributeError, NameError, SyntaxError, ImportError, LookupError) as error:
-    raise ValueError(f'--config={file!r} makes no config ({type(error).__name__}: {error})') from error
+    raise ValueError(f'--config={file!r} cannot be loaded ({type(error).__name__}: {error})') from error
   if not isinstance(config, ConfigDict):
-    raise ValueError(f'--config={file!r} makes no config: get_config returns {config!r}')
+    raise ValueError(f'--config={file!r} is not a config: get_config returned a {type(config).__name__}')
   return _overridden(config, overrides)
 
 
-def restore(saved: Mapping, base: ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict:
-  """The config of a finished run, from its config.json; keys that came later are of LATER, harmless ones of `base`."""
+def upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
+  """A recorded config in today's words: keys and names that changed since, and keys that came later."""
+
+  def named(value: Any) -> Any:
+    if isinstance(value, Mapping):
+      return {key: named(inner) for key, inner in value.items()}
+    if isinstance(value, str) and value.startswith('supervised_'):  # Lee 2025, now named after its loss
+      return value.replace('supervised_', 'balanced_', 1)
+    return value
+
+  config = {RENAMED.get(key, key): named(value) for key, value in plain(saved).items()}
+  for key, value in LATER.items():
+    section, _, last = key.rpartition('.')
+    if isinstance(part := config.get(section) if section else config, dict):
+      part.setdefault(last, value)
+  return config
+
+
+def restore(saved: Mapping[str, Any], base: ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict:
+  """The config of a recorded run, from its config.json; harmless keys that it lacks are those of `base`."""
   tuples = lambda x: (
     {k: tuples(v) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
   )
-  config = ConfigDict(tuples(saved))
-  for key, value in LATER.items():
-    section, _, last = key.rpartition('.')
-    part = config[section] if section else config
-    part[last] = part.get(last, value)
+  config = ConfigDict(tuples(upgrade(saved)))
   for section in (key for key in HARMLESS if isinstance(base.get(key), ConfigDict) and key in config):
     config[section] = ConfigDict({**base[section].to_dict(), **config[section].to_dict()})
   return _overridden(config, overrides)
 
 
-def _overridden(config, overrides):
+def _overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
   # A section's new name comes before its new parameters, in whatever order they were typed.
   pairs = [text.partition('=')[::2] for text in overrides]
   for key, value in sorted(pairs, key=lambda pair: not pair[0].endswith('.name')):
     override(config, key, value)
   given = dict(pairs)
   if 'epochs' in given and 'steps' not in given and config.get('steps'):
-    raise ValueError(f'epochs = {config.epochs} changes nothing, since steps = {config.steps} decides: set steps=0 too')
+    raise ValueError(
+      f'epochs = {config.epochs} has no effect, because steps = {config.steps} decides: set steps=0 as well'
+    )
   return config
 
 
-def override(config: ConfigDict, key: str, value) -> None:
-  """Sets one dotted key; text is read as a Python literal where it is one and the key does not hold text."""
+def override(config: ConfigDict, key: str, value: Any) -> None:
+  """Sets one dotted key; text is read as a Python literal if it is one, unless the key holds text."""
   *path, last = key.split('.')
   section = config
   for depth, part in enumerate(path):
@@ -190,15 +216,15 @@ def override(config: ConfigDict, key: str, value) -> None:
   section[last] = _same_type(key, value, section[last])
 
 
-def _literal(text: str):
+def _literal(text: str) -> Any:
   try:
     return ast.literal_eval(text)
   except (ValueError, SyntaxError):
     return {'true': True, 'false': False}.get(text.lower(), text)
 
 
-def _same_type(key, value, default):
-  """`value` as the type of `default`, or an error."""
+def _same_type(key: str, value: Any, default: Any) -> Any:
+  """`value` as the type of `default`, or a ValueError."""
   if isinstance(default, bool) or isinstance(value, bool):
     fits = isinstance(default, bool) and isinstance(value, bool)
   elif isinstance(default, float):
@@ -229,61 +255,36 @@ def flatten(config: Mapping, prefix: str = '') -> dict:
 
 
 def relevant(config: Mapping, prefix: str = '') -> dict:
-  """`flatten`, without the keys that change neither what a run computes nor how it is judged."""
+  """`flatten`, without the keys that change neither what a run computes nor how it is evaluated."""
   return {key: value for key, value in flatten(config, prefix).items() if not _within(key, IRRELEVANT)}
 
 
 def _within(key: str, sections: Sequence[str]) -> bool:
-  """Whether a dotted key is one of these, or lies in one of them."""
+  """Whether a dotted key is one of these sections, or inside one."""
   return any(key == section or key.startswith(section + '.') for section in sections)
 
 
 def validate(config: ConfigDict, base: ConfigDict) -> None:
-  """Refuses a config with a key that `base` has not, a value of another type, out of range or of unknown name."""
+  """Raises a ValueError for an unknown key, a value of another type or out of range, or an unknown choice."""
   _validate_keys(config, base, '')
   flat = flatten(config)
   for key, known in CHOICES.items():
-    if flat[key] not in known:
-      raise ValueError(f'{key} = {flat[key]!r} does not exist: {nearest(str(flat[key]), known)}')
-  for key, (least, inclusive) in LEAST.items():
-    if not (flat[key] >= least if inclusive else flat[key] > least) or not math.isfinite(flat[key]):
-      raise ValueError(f'{key} = {flat[key]!r} must be {"at least" if inclusive else "above"} {least}')
+    require_choice(key, flat[key], known)
+  for key, (holds, must_be) in RULES.items():
+    require(key, flat[key], holds, must_be)
   for key, value in flat.items():
     if not all(isinstance(x, str | int | float | None) for x in _leaves(value)):
-      raise ValueError(
-        f'{key} = {value!r} is a {type(value).__name__}, which config.json cannot hold: give a plain one'
-      )
-  milestones = config.optimizer.milestones
-  if any(not isinstance(m, int | float) or m <= 0 for m in milestones) or len({*milestones}) < len(milestones):
-    raise ValueError(f'optimizer.milestones = {milestones!r} must be different epochs above 0, such as (160, 190)')
-  scale = config.small_crops.scale
-  if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
-    raise ValueError(f'small_crops.scale = {scale!r} must be 0 < low <= high <= 1, such as (0.05, 0.14)')
-  if config.seed >= SEEDS:
-    raise ValueError(f'seed = {config.seed!r} must be below {SEEDS}')
-  betas = config.optimizer.betas
-  if len(betas) != 2 or not all(isinstance(beta, int | float) and 0 <= beta < 1 for beta in betas):
-    raise ValueError(f'optimizer.betas = {betas!r} must be two numbers in [0, 1), such as (0.9, 0.999)')
-  if config.optimizer.momentum >= 1:
-    raise ValueError(f'optimizer.momentum = {config.optimizer.momentum!r} must be below 1, such as 0.9')
-  if config.ema >= 1:
-    raise ValueError(f'ema = {config.ema!r} must be below 1, such as 0.999, or 0 for no average')
-  if not config.eval.seeds or any(not isinstance(x, int) or not 0 <= x < SEEDS for x in config.eval.seeds):
-    raise ValueError(f'eval.seeds = {config.eval.seeds!r} must be whole numbers from 0 to {SEEDS - 1}, such as (0,)')
-  if 0 < config.data.stored_size < config.data.image_size:
-    size = config.data.image_size
-    raise ValueError(f'data.stored_size = {config.data.stored_size!r} must be 0 or at least data.image_size = {size}')
-  if config.eval.crop > 1:
-    raise ValueError(f'eval.crop = {config.eval.crop!r} must be a share of the image, at most 1')
-  if any(not isinstance(k, int) or k < 1 for k in config.eval.k):
-    raise ValueError(f'eval.k = {config.eval.k!r} must be numbers of neighbours, such as (200,), or () for no kNN')
+      raise ValueError(f'{key} = {value!r} must be a number, a text or a tuple of them, which config.json can hold')
+  size = config.data.image_size
+  stored = lambda pixels: pixels == 0 or pixels >= size
+  require('data.stored_size', config.data.stored_size, stored, f'0 or at least data.image_size = {size}')
 
 
-def _leaves(value) -> list:
+def _leaves(value: Any) -> list[Any]:
   return [leaf for x in value for leaf in _leaves(x)] if isinstance(value, list | tuple) else [value]
 
 
-def _validate_keys(config, base, prefix):
+def _validate_keys(config: ConfigDict, base: ConfigDict, prefix: str) -> None:
   for key in config:
     if key not in base:
       raise ValueError(f'config key {prefix + key!r} does not exist: {nearest(key, list(base))}')
@@ -299,10 +300,10 @@ def _validate_keys(config, base, prefix):
       config[key] = _same_type(prefix + key, config[key], default)
 
 
-def difference(old: Mapping, new: Mapping) -> str | None:
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
   """The first key in which two runs differ in more than harmless ways, as one line; None if they are the same run."""
-  old, new = LATER | flatten(old), LATER | flatten(new)
-  for key in sorted(old.keys() | new.keys()):
-    if not _within(key, HARMLESS) and old.get(key) != new.get(key):
-      return f'{key} = {new.get(key)!r} here, {old.get(key)!r} there'
+  before, after = flatten(upgrade(old)), flatten(upgrade(new))
+  for key in sorted(before.keys() | after.keys()):
+    if not _within(key, HARMLESS) and before.get(key) != after.get(key):
+      return f'{key} = {after.get(key)!r} here, {before.get(key)!r} there'
   return None

@@ -1,11 +1,12 @@
 """From embeddings to the similarities of each query with its positives and its negatives.
 
-This is the only place that knows where negatives come from. Each function returns `Pairs`, which any loss of
-`ssl_jax.losses` takes. Embeddings are `[B, D]`, of any scale and float type; similarities are float32.
+This is the only module that knows where negatives come from. Each function returns `Pairs`, which any loss of
+`ssl_jax.losses` takes. Embeddings are `[B, D]`, of any scale and float type; they are normalized here. Similarities are
+float32.
 
-Over devices: with `axis_name` the queries are those of this device and the negatives those of all. The mean over the
-queries of this device, differentiated on this device, gives gradients whose mean over devices (`lax.pmean`) is the
-gradient of the mean over all queries, because the gradient flows through the gathered embeddings too. This holds under
+Several devices: with `axis_name`, the queries are those of this device and the negatives those of all devices. Take the
+mean over the queries of this device, differentiate it, and average the gradients with `lax.pmean`: the result is the
+gradient of the mean over all queries, because gradients flow through the gathered embeddings. This holds under
 `jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
 
 To save memory, a `block` above 0 makes `neg` a `NegativeBlocks`: a loss then computes the similarities of that many
@@ -33,15 +34,15 @@ from ssl_jax.registry import require, require_choice
 )
 @dataclasses.dataclass(frozen=True)
 class NegativeBlocks:
-  """The `neg` and `where` of `Pairs` that never exist as a whole.
+  """Negatives that are computed block by block: the `neg` and `where` of `Pairs` never exist as a whole.
 
   Attributes:
     queries: `[Q, D]`.
     keys: `[M, D]`.
     own: integers `[Q]`, the instance of each query.
-    instances: integers `[M]`, the instance of each key, which is a negative of all queries but its own.
-    similarity: as the functions of this module take it.
-    block: how many queries at a time, at most.
+    instances: integers `[M]`, the instance of each key; a key is a negative of every query of another instance.
+    similarity: 'cosine', 'dot' or 'euclidean'.
+    block: the largest number of queries at a time.
 
   >>> blocks = in_batch(jnp.eye(3), jnp.eye(3), block=2).neg
   >>> blocks.map(lambda neg, where: jnp.sum(where, axis=1)).tolist()
@@ -58,17 +59,17 @@ class NegativeBlocks:
   def map(self, function: Callable[..., Any], *by_query: Any) -> Any:
     """function(neg [b, M], where [b, M], *by_query [b, ...]) -> [b, ...] of all blocks.  by_query [Q, ...] -> [Q, ...]
 
-    The backward pass makes each block anew instead of keeping what led to its value.
+    The backward pass recomputes each block instead of storing its intermediate values.
     """
     total = len(self.queries)
     count = -(-total // self.block)
-    size = -(-total // count)  # of about one size, so that little is padding
+    size = -(-total // count)  # nearly equal blocks, so that there is little padding
 
-    def split(x):  # the last query again and again, as a temperature must not be 0
+    def split(x):  # padded with the last query, because a temperature must not be 0
       padding = [(0, count * size - total), *[(0, 0)] * (x.ndim - 1)]
       return jnp.pad(x, padding, mode='edge').reshape(count, size, *x.shape[1:])
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)  # which a loop prevents already
+    @functools.partial(jax.checkpoint, prevent_cse=False)  # the loop prevents it already
     def of_block(queries, own, by_query):
       neg = _similarities(queries, self.keys, self.similarity)
       return function(neg, own[:, None] != self.instances[None], *by_query)
@@ -83,8 +84,8 @@ class Pairs(NamedTuple):
 
   Attributes:
     pos: `[Q, K]`, with the K positives of each query.
-    neg: `[Q, M]`, with M keys, of which some are no negatives; or `NegativeBlocks`, where a `block` is asked for.
-    where: `[Q, M]`, True where `neg` is a negative; None with `NegativeBlocks`, which know it.
+    neg: `[Q, M]`, with M keys, some of which may not be negatives; or `NegativeBlocks`, if `block` is above 0.
+    where: `[Q, M]`, True where `neg` is a negative; None with `NegativeBlocks`, which have their own mask.
 
   >>> Pairs(pos=jnp.ones((1, 1)), neg=jnp.zeros((1, 2)), where=jnp.ones((1, 2), bool)).neg.shape
   (1, 2)
@@ -98,9 +99,10 @@ class Pairs(NamedTuple):
 def in_batch(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine', block: int = 0) -> Pairs:
   """Every view of every other instance is a negative (SimCLR; with V > 2 views each has K = V - 1 positives).
 
-  V views `[B, D]` of B instances give V·B queries, view by view. The K = V - 1 positives of a query are the other views
-  of its instance, in the order of the views. `neg` is one product with all V·N embeddings of the N instances of all
-  devices, in which `where` excludes the V views of the query's own instance.
+  V views `[B, D]` of B instances give V·B queries, view by view. The embeddings are normalized first if `similarity` is
+  'cosine'. The K = V - 1 positives of a query are the other views of its instance, in the order of the views. `neg` is
+  one product with all V·N embeddings of the N instances of all devices; `where` excludes the V views of the query's own
+  instance. `axis_name` is the name of a mapped axis of `jax.pmap` or `jax.shard_map`.
 
   >>> pos, neg, where = in_batch(jnp.eye(3), jnp.eye(3))
   >>> pos.shape, neg.shape, int(where[0].sum())
@@ -115,12 +117,12 @@ def in_batch(*views: jax.Array, axis_name: str | None = None, similarity: str = 
 
 
 def by_view_pair(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
-  """The pairs of the CACR authors' code, in which a softmax over negatives never mixes views.
+  """The pairs of the CACR authors' code, whose softmax over negatives never mixes views.
 
-  For each pair of views x < y the negatives are the similarities of x of an instance with y of every other instance.
-  Each pair has two blocks of B queries, with these same negatives, and with the positives of x and those of y (the
-  other K = V - 1 views): V(V - 1)·B queries. The mean over all of them of a loss that is a term of the positives plus
-  a term of the negatives (`cacr`, `balanced`, `simple`, ...) is the authors' mean over views plus mean over pairs.
+  For each pair of views x < y, the negatives of x of an instance are the y of every other instance. Each pair gives two
+  blocks of B queries with these negatives: one with the positives of x and one with those of y (the other K = V - 1
+  views). That makes V(V - 1)·B queries. For a separable loss, a term of the positives plus a term of the negatives
+  (`cacr`, `balanced`, `simple`, ...), the mean over the queries is the authors' mean over views plus mean over pairs.
 
   >>> pos, neg, where = by_view_pair(jnp.eye(4), jnp.eye(4), jnp.eye(4))
   >>> pos.shape, neg.shape, int(where[0].sum())
@@ -139,10 +141,10 @@ def by_view_pair(*views: jax.Array, axis_name: str | None = None, similarity: st
 
 
 def across_views(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
-  """Each view against each other one, as if there were no more of them (CMC, Tian et al. 2019, Eq. 8).
+  """Each ordered pair of views on its own (CMC, Tian et al. 2019, Eq. 8).
 
-  For each ordered pair of views (x, y), in the order of `itertools.permutations`, the positive of x of an instance is
-  its y, and the negatives are the y of every other instance: V(V - 1)·B queries with one positive each.
+  For each pair (x, y), in the order of `itertools.permutations`, the positive of x of an instance is its y, and the
+  negatives are the y of every other instance: V(V - 1)·B queries with one positive each.
 
   >>> pos, neg, where = across_views(jnp.eye(4), jnp.eye(4), jnp.eye(4))
   >>> pos.shape, neg.shape, int(where[0].sum())
@@ -159,7 +161,7 @@ def across_views(*views: jax.Array, axis_name: str | None = None, similarity: st
 def with_keys(
   query: jax.Array, key: jax.Array, *, axis_name: str | None = None, similarity: str = 'cosine', block: int = 0
 ) -> Pairs:
-  """The keys of the other instances are the negatives (MoCo v3; one direction of a symmetric loss).
+  """The keys of other instances are the negatives (MoCo v3; one direction of a symmetric loss).
 
   `query` and `key` are `[B, D]`, two views of the same instances, usually from two encoders.
 
@@ -188,8 +190,8 @@ def with_queue(
 ) -> Pairs:
   """The keys of earlier batches are the negatives (MoCo).
 
-  `query` is `[B, D]`, `key` `[B, D]` or, for K positives, `[B, K, D]`, `queue` `[M, D]`, the same on each device.
-  `in_batch` adds the other queries of all devices as negatives (cacr, Alg. 3, `with_intra_batch`).
+  `query` is `[B, D]`, `key` `[B, D]` or, for K positives, `[B, K, D]`, `queue` `[M, D]`, the same on every device.
+  `in_batch` adds the other queries of all devices as negatives (CACR, Alg. 3, `with_intra_batch`).
 
   >>> pos, neg, where = with_queue(jnp.eye(3), jnp.eye(3), jnp.ones((5, 3)), in_batch=True)
   >>> pos.shape, neg.shape, int(where[0].sum())
@@ -199,7 +201,7 @@ def with_queue(
   key = key[:, None] if key.ndim == 2 else key
   chex.assert_equal_shape_prefix([query, key], 1)
   query, key, keys = (_prepare(x, similarity) for x in (query, key, queue))
-  own, instances = jnp.arange(query.shape[0]), jnp.full(keys.shape[0], -1)  # -1: of an earlier batch, nobody's own
+  own, instances = jnp.arange(query.shape[0]), jnp.full(keys.shape[0], -1)  # -1: a key of an earlier batch
   if in_batch:
     queries = gather(query, axis_name)
     own, others = _instances(query.shape[0], queries.shape[0], axis_name, least=1)
@@ -217,11 +219,11 @@ def with_bank(
   similarity: str = 'cosine',
   block: int = 0,
 ) -> Pairs:
-  """The entries of a memory bank are the keys (Wu et al. 2018; behaviour, sec. 5.1).
+  """The entries of a memory bank are the keys (Wu et al. 2018; Wang & Liu 2021, sec. 5.1).
 
-  `bank` `[N, D]` has an entry for each example of the training set, the same on each device. The positive of the
-  example `index[b]` is its own entry. The negatives are all others, or the entries `negatives`, integers `[M]` for all
-  queries or `[B, M]` for each, of which the query's own is excluded.
+  `bank` `[N, D]` has an entry for each training example, the same on every device. The positive of the example
+  `index[b]` is its own entry. The negatives are all other entries, or the entries `negatives`, integers `[M]` for all
+  queries or `[B, M]` for each query, except the query's own.
 
   >>> pos, neg, where = with_bank(jnp.eye(2), jnp.eye(4, 2), index=jnp.array([3, 0]))
   >>> pos.shape, neg.shape, where.tolist()
@@ -239,12 +241,12 @@ def with_bank(
   if keys.ndim == 2:
     return Pairs(pos, *_negatives(query, keys, index, entries, similarity, block))
   if block:
-    raise ValueError(f'block = {block} needs keys that all queries share: give negatives [M], not {entries.shape}')
+    raise ValueError(f'block = {block} needs negatives that all queries share: give shape [M], not {entries.shape}')
   return Pairs(pos, _row_similarities(query[:, None], keys, similarity), entries != index[:, None])
 
 
 def check_block(block: int) -> None:
-  """Refuses what is no number of queries.
+  """Raises a ValueError unless `block` is a number of queries.
 
   >>> check_block(1024)
   """
@@ -252,7 +254,7 @@ def check_block(block: int) -> None:
 
 
 def check_similarity(similarity: str) -> None:
-  """Refuses what is no similarity.
+  """Raises a ValueError unless `similarity` is known.
 
   >>> check_similarity('dot')
   """
@@ -265,7 +267,7 @@ def _prepare(x: jax.Array, similarity: str) -> jax.Array:
 
 
 def gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
-  """The examples of all devices along an axis, in the order of the global batch.  [B, ...] -> [N, ...]
+  """The examples of all devices, concatenated along an axis in the order of the global batch.  [B, ...] -> [N, ...]
 
   >>> gather(jnp.ones((2, 3)), None).shape
   (2, 3)
@@ -276,7 +278,7 @@ def gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
 def _gathered_views(views, axis_name: str | None, similarity: str) -> tuple[jax.Array, jax.Array]:
   """[V, B, D] of this device and [V, N, D] of all devices."""
   if len(views) < 2:
-    raise ValueError(f'views = {len(views)} arrays are too few: give 2 or more views of the same instances')
+    raise ValueError(f'views = {len(views)} arrays, but contrast needs at least 2 views of the same instances')
   chex.assert_rank(views, 2)
   chex.assert_equal_shape(views)
   stacked = _prepare(jnp.stack(views), similarity)
@@ -284,15 +286,15 @@ def _gathered_views(views, axis_name: str | None, similarity: str) -> tuple[jax.
 
 
 def _instances(batch: int, total: int, axis_name: str | None, least: int = 2) -> tuple[jax.Array, jax.Array]:
-  """[B], [N], where the instances of this device and those of all devices stand in the global batch."""
+  """[B], [N]: positions in the global batch of the instances of this device and of all devices."""
   if total < least:
-    raise ValueError(f'batch = {total} instance leaves no negatives: give 2 or more')
+    raise ValueError(f'batch = {total} instance leaves no negatives: give at least 2')
   first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * batch
   return first + jnp.arange(batch), jnp.arange(total)
 
 
 def _not_own(batch: int, total: int, axis_name: str | None) -> jax.Array:
-  """[B, N], False where the key is of the query's own instance."""
+  """[B, N], False where the key belongs to the query's own instance."""
   own, instances = _instances(batch, total, axis_name)
   return own[:, None] != instances[None]
 
@@ -300,7 +302,7 @@ def _not_own(batch: int, total: int, axis_name: str | None) -> jax.Array:
 def _negatives(
   queries: jax.Array, keys: jax.Array, own: jax.Array, instances: jax.Array, similarity: str, block: int
 ) -> tuple[jax.Array | NegativeBlocks, jax.Array | None]:
-  """The `neg` and `where` of `Pairs`; keys [M, D] of other `instances` [M] than the query's `own` [Q] are negatives."""
+  """The `neg` and `where` of `Pairs`: keys [M, D] whose `instances` [M] differ from the query's `own` [Q]."""
   check_block(block)
   if block:
     return NegativeBlocks(queries, keys, own, instances, similarity, block), None
@@ -308,7 +310,7 @@ def _negatives(
 
 
 def _positives(views: jax.Array, similarity: str) -> jax.Array:
-  """[V, B, D] -> [V, B, V - 1], the similarities of each view with each other one of the same instance."""
+  """[V, B, D] -> [V, B, V - 1], the similarities of each view with the other views of the same instance."""
   count = len(views)
   pair = {(v, w): _row_similarities(views[v], views[w], similarity) for v, w in itertools.combinations(range(count), 2)}
   rows = [[pair[min(v, w), max(v, w)] for w in range(count) if w != v] for v in range(count)]
@@ -317,10 +319,10 @@ def _positives(views: jax.Array, similarity: str) -> jax.Array:
 
 def _similarities(queries: jax.Array, keys: jax.Array, similarity: str) -> jax.Array:
   """[Q, D], [M, D] -> [Q, M]"""
-  if similarity == 'euclidean':  # it is the same from any origin, and from a near one with more digits
+  if similarity == 'euclidean':  # distances do not depend on the origin, and a near one loses fewer digits
     origin = jax.lax.stop_gradient(jnp.mean(keys, axis=0, keepdims=True))
     queries, keys = queries - origin, keys - origin
-  # An accelerator would multiply float32 in a shorter type: at tau = 0.01 its error would be of the size of the loss.
+  # Accelerators multiply float32 in lower precision by default: at tau = 0.01 the error would be as large as the loss.
   product = jnp.matmul(queries, keys.T, precision=jax.lax.Precision.HIGHEST)
   if similarity != 'euclidean':
     return product

@@ -1,4 +1,4 @@
-"""The analytical figures say what the papers say of them."""
+"""The analytical figures show what the papers say about them."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ S = analysis.similarities()
 
 
 def test_the_solutions_fall_to_zero_and_rise_again_between_their_ends():
-  """dystress sec. 3.4: negative slope where s < 0, positive where s > 0, tau_max at both ends."""
+  """DySTreSS sec. 3.4: negative slope for s < 0, positive for s > 0, tau_max at both ends."""
   curves = analysis.ode_solutions(S)
   for (_, tau_max), tau in zip(analysis.SOLUTIONS, curves.values(), strict=True):
     np.testing.assert_allclose(tau[[0, -1]], tau_max, rtol=1e-4)

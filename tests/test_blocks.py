@@ -178,10 +178,10 @@ class RefusalTest(absltest.TestCase):
     z, own = embeddings(2, 4), jnp.zeros((4, 4), int)
     pos, blocks, _ = pairs.in_batch(*z, block=2)
     for message, call in (
-      (r'^block = -1 is out of range: give a number of queries, or 0', lambda: pairs.in_batch(*z, block=-1)),
-      (r'^block = 2 needs keys that all queries share', lambda: pairs.with_bank(*z, own[0], own, block=2)),
-      (r'^where, of shape \(8, 8\), beside blocks', lambda: losses.simple(pos, blocks, where=jnp.ones((8, 8), bool))),
-      (r'^neg = blocks of 2 queries, but penalties are a whole', lambda: losses.penalties(blocks, 0.2)),
+      (r'^block = -1 must be a number of queries, or 0', lambda: pairs.in_batch(*z, block=-1)),
+      (r'^block = 2 needs negatives that all queries share', lambda: pairs.with_bank(*z, own[0], own, block=2)),
+      (r'^where has shape \(8, 8\), but blocks', lambda: losses.simple(pos, blocks, where=jnp.ones((8, 8), bool))),
+      (r'^neg comes in blocks, but penalties are a whole', lambda: losses.penalties(blocks, 0.2)),
     ):
       with self.assertRaisesRegex(ValueError, message):
         call()

@@ -1,4 +1,4 @@
-"""The papers' tables: every row is a sound config, and the runner does what is missing, no more, whatever happens."""
+"""The papers' tables: every row is a valid config, and the runner runs exactly what is missing, whatever happens."""
 
 import importlib
 import json
@@ -23,11 +23,10 @@ from tests.test_train import tiny
 ROOT = pathlib.Path(__file__).parent.parent
 SWEEPS = {
   name: importlib.import_module(f'experiments.{name}.sweep').SWEEP
-  for name in ('dystress', 'behaviour', 'cacr', 'supervised', 'baselines', 'long_tail', 'sentences')
+  for name in ('dystress', 'behaviour', 'cacr', 'balanced', 'baselines', 'long_tail', 'sentences')
 }
 
-# In the place of main.py. τ tells it what to do: 0.9 fails, 0.8 waits to be interrupted, 0.7 waits for another run,
-# 0.6 trains two epochs, notes the end of each, and in the second waits for the first epochs of three runs.
+# Replaces main.py. τ selects what it does: 0.9 fails, 0.8 waits to be interrupted, 0.7 waits for another run.
 STUB = """
 import json, os, pathlib, signal, sys, time
 import numpy as np
@@ -45,40 +44,21 @@ if tau == 0.8 and not (workdir / 'saved').exists():
     (workdir / 'saved').touch()
     sys.exit('ssl_jax: stopped; saved')
   signal.signal(signal.SIGTERM, stop)
-  (workdir / 'metrics.jsonl').write_text(json.dumps({'epoch': 0.75 * chosen.epochs, 'images_per_second': 1.0}) + '\\n')
+  (workdir / 'metrics.jsonl').write_text(json.dumps({'step': 1, 'epoch': 0.75 * chosen.epochs}) + '\\n')
   print('three quarters', flush=True)
   time.sleep(60)
-if tau == 0.6:
-  ended = workdir.parent / 'ended'
-  def end_of(epoch):
-    with ended.open('a') as notes:
-      notes.write(f'{chosen.seed} {epoch}\\n')
-    with (workdir / 'metrics.jsonl').open('a') as rows:
-      rows.write(json.dumps({'epoch': chosen.epochs * epoch / 2, 'images_per_second': 1.0}) + '\\n')
-  end_of(1)
-  end = time.monotonic() + 30
-  while ended.read_text().count(' 1') < 3 and time.monotonic() < end:
-    time.sleep(0.05)
-  time.sleep(1.5 if chosen.seed else 3)
-  end_of(2)
-  with (workdir / 'metrics.jsonl').open('a') as rows:
-    rows.write(json.dumps({'knn200': 80.0}) + '\\n')
-  while chosen.seed == 0 and ended.read_text().count(' 2') < 3:  # it evaluates all the while
-    if time.monotonic() > end:
-      sys.exit('the others waited for more than the end of the training')
-    time.sleep(0.05)
 end = time.monotonic() + 30
 while tau == 0.7 and len(list(workdir.parent.glob('*/share'))) < 2 and time.monotonic() < end:
   time.sleep(0.05)
-rows = [json.dumps({'epoch': float(n), 'images_per_second': rate}) for n, rate in enumerate((1, 500, 400), start=1)]
+rows = [json.dumps({'step': n, 'epoch': float(n), 'images_per_second': speed}) for n, speed in enumerate((1, 500, 400))]
 (workdir / 'metrics.jsonl').write_text('\\n'.join(rows))
 (workdir / 'config.json').write_text(json.dumps(chosen.to_dict()))
 machine = {'device': '1 x cpu', 'jax': '0', 'peak_memory_gib': None}
 (workdir / 'summary.json').write_text(json.dumps({'steps': 10, 'images': 2000, **machine}))
 measures = {'backbone': {'uniformity': -2.5}}
-judged = {'step': 10, 'epoch': float(chosen.epochs), 'knn200': 80.0 + chosen.seed, 'linear_std': None}
-judged |= {'images': {'train': 2000}, 'measures': measures, 'classes': {'knn200': [1.0]}, 'features': 'backbone'}
-(workdir / 'evaluation.json').write_text(json.dumps(judged))
+evaluation = {'step': 10, 'epoch': float(chosen.epochs), 'knn200': 80.0 + chosen.seed, 'linear_std': None}
+evaluation |= {'images': {'train': 2000}, 'measures': measures, 'classes': {'knn200': [1.0]}, 'features': 'backbone'}
+(workdir / 'evaluation.json').write_text(json.dumps(evaluation))
 np.savez(workdir / 'evaluation.npz', curve=np.arange(3.0))
 """
 
@@ -95,7 +75,7 @@ def sweep_of(*rows, **more):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-  """(a folder with a README, how to run a sweep in it with the stub); configs are found from the repository's root."""
+  """(a folder with a README, a function that runs a sweep in it with the stub), from the root of the repository."""
   monkeypatch.chdir(ROOT)
   monkeypatch.setenv('PYTHONPATH', str(ROOT))
   (tmp_path / 'stub.py').write_text(STUB)
@@ -107,7 +87,7 @@ def place(tmp_path, monkeypatch):
 
 
 def result(sweep, row, seed, **more):
-  """As a run would leave it in results.jsonl."""
+  """A line of results.jsonl."""
   facts = dict(device='1 x cpu', side_by_side=1, wall_seconds=600.0, epochs=200.0)
   config = json.loads(json.dumps(sweep.resolve(row, seed)))
   return {'name': row.name, 'seed': seed, 'config': config, 'metrics': {'knn200': 80.0 + seed}, **facts, **more}
@@ -117,7 +97,7 @@ def result(sweep, row, seed, **more):
 
 
 @pytest.mark.parametrize('name', SWEEPS)
-def test_every_row_is_a_sound_config(name):
+def test_every_row_is_a_valid_config(name):
   sweep = SWEEPS[name]
   names = [row.name for row in sweep.rows]
   assert len(set(names)) == len(names)
@@ -136,12 +116,12 @@ def test_every_row_is_a_sound_config(name):
 
 
 @pytest.mark.parametrize('name', SWEEPS)
-def test_the_table_in_the_readme_is_that_of_the_results(name):
+def test_the_table_in_the_readme_matches_the_results(name):
   folder = ROOT / 'experiments' / name
   text = (folder / 'README.md').read_text()
   shown = text.split(tables.MARKS[0] + '\n')[1].split(tables.MARKS[1])[0]
   finished = tables.done(SWEEPS[name], folder)
-  assert shown == tables.markdown(SWEEPS[name], finished), 'run the sweep with --table'
+  assert shown == tables.markdown(SWEEPS[name], finished, name), 'run the sweep with --table'
   if found := tables.comparable(SWEEPS[name], finished):
     drawn = (folder / 'results.svg').read_text()
     assert all(f'>{row.title}</text>' in drawn for row, _ in found[1]), 'run the sweep with --table'
@@ -152,7 +132,7 @@ def test_the_papers_main_rows_come_first():
     'dystress': 'simclr_0.1 simclr_0.2 simclr_0.5 dcl macl moco cosine linear exponential monotonic',
     'behaviour': 'contrastive_0.07 contrastive_0.3 contrastive_1.0 hard_0.3 simple hard_simple',
     'cacr': 'cl au_cl hn_cl cacr_k1 cmc cacr_k4 uaur',
-    'supervised': 'balanced_2_4 balanced_4_2 balanced_1_1 generalized_nt_xent_2_2',
+    'balanced': 'balanced_2_4 balanced_4_2 balanced_1_1 generalized_nt_xent_2_2',
   }
   for name, rows in needed.items():
     assert {row.name for row in SWEEPS[name].rows if not row.further} == set(rows.split())
@@ -167,9 +147,22 @@ def test_baselines_has_every_method():
   assert all(SWEEPS['baselines'].resolve(row, 0)['epochs'] == 30 for row in SWEEPS['baselines'].rows)
 
 
-def test_a_sweep_needs_no_jax():
-  code = 'import sys, experiments.dystress.sweep; sys.exit("jax" in sys.modules)'
-  assert subprocess.run([sys.executable, '-c', code], cwd=ROOT).returncode == 0
+def test_a_sweep_leaves_the_device_to_its_runs():
+  code = """
+import pathlib, sys
+from jax._src import xla_bridge
+from experiments.long_tail import sweep
+sweep.runner.main(sweep.SWEEP, pathlib.Path(sweep.__file__).parent, ['--list'])
+sys.exit(xla_bridge.backends_are_initialized())
+"""
+  assert subprocess.run([sys.executable, '-c', code], cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_a_list_may_be_cut_short():
+  """`--list | head -1`"""
+  command = f'{shlex.quote(sys.executable)} -m experiments.long_tail.sweep --list | head -1'
+  done = subprocess.run(['bash', '-o', 'pipefail', '-c', command], cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0 and done.stderr == '' and done.stdout.startswith('simclr_0.2: seeds done')
 
 
 # What is missing, and how long it takes
@@ -183,7 +176,7 @@ def test_first_seeds_come_first_and_further_rows_last():
   assert order({}, ['tau_0.3'], 3) == [('tau_0.3', 0), ('tau_0.3', 1), ('tau_0.3', 2)]
   chosen = [('tau_0.3', 0), ('tau_0.1', 0), ('tau_0.1', 1)]
   assert order({}, ['tau_0.3', 'tau_0.1', 'tau_0.3']) == chosen, 'in the order of their names, each once'
-  with pytest.raises(ValueError, match=r"--only='tau_0.11' is no row of the sweep: did you mean 'tau_0.1'"):
+  with pytest.raises(ValueError, match=r"--only='tau_0.11' is not a row of the sweep: did you mean 'tau_0.1'"):
     order({}, ['tau_0.11'])
 
 
@@ -201,7 +194,9 @@ def test_a_run_is_estimated_by_runs_like_it(tmp_path):
   finished['tau_0.1', 2] = result(sweep, row, 2, side_by_side=2)  # as if 600 / 1.6 seconds alone
   assert minutes(row, finished) == pytest.approx((10 + 10 / 1.6) / 2)
   (tmp_path / 'tau_0.1_seed1').mkdir()
-  (tmp_path / 'tau_0.1_seed1' / 'metrics.jsonl').write_text('{"epoch": 50.0}\n{"epoch": 100.0}\n{"epo')
+  (tmp_path / 'tau_0.1_seed1' / 'metrics.jsonl').write_text(
+    '{"step": 1, "epoch": 50.0}\n{"step": 2, "epoch": 100.0}\n{"step": 3, "epo'
+  )
   assert minutes(row, {}) == pytest.approx(3.5)
 
 
@@ -236,7 +231,7 @@ def test_a_result_says_how_it_was_made(place):
   assert kept['curves'] == {'curve': [0, 1, 2]} and 0 < kept['wall_seconds'] < 60
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(place, tmp_path, capsys):
+def test_a_failed_run_is_reported_and_the_others_continue(place, tmp_path, capsys):
   folder, _ = place
   arguments = [f'--runs={tmp_path / "runs"}', '--commit=abc']
   with pytest.raises(SystemExit, match=r'^paper: failed: tau_0.9_seed0$'):
@@ -256,7 +251,7 @@ def test_a_run_that_is_killed_names_its_log(place, tmp_path, capsys):
   assert f'tau_0.1_seed0 failed: ended by SIGKILL; its log is {log}' in capsys.readouterr().out
 
 
-def test_a_signal_stops_the_runs_and_the_same_command_goes_on(place, tmp_path, capsys):
+def test_a_signal_stops_the_runs_and_the_same_command_resumes(place, tmp_path, capsys):
   folder, run = place
   sweep = sweep_of(tau(0.8))
   code = f"""
@@ -273,7 +268,7 @@ runner.run({sweep!r}, paths[0], runs=paths[1] / 'runs', commit='abc', program=st
     first.send_signal(signal.SIGTERM)
     said = first.stdout.read()
   assert first.returncode == 0
-  assert 'stops tau_0.8_seed0' in said and 'the same command goes on with it: ssl_jax: stopped; saved' in said
+  assert 'stops tau_0.8_seed0' in said and 'the same command resumes it: ssl_jax: stopped; saved' in said
   assert tables.read(folder / 'results.jsonl') == []
   part = float((log.parent / 'wall_seconds').read_text())
   assert run(sweep) == []
@@ -306,7 +301,7 @@ def test_a_published_range_is_drawn_from_end_to_end():
 def test_a_run_far_over_the_budget_is_stopped(place, capsys):
   folder, run = place
   assert run(sweep_of(tau(0.8, minutes=0)), budget=0.001, grace=0.0) == []
-  assert 'tau_0.8_seed0 is stopped' in capsys.readouterr().out
+  assert 'tau_0.8_seed0 stopped' in capsys.readouterr().out
   assert not (folder / 'results.jsonl').exists()
 
 
@@ -319,20 +314,11 @@ def test_two_runs_side_by_side_share_the_memory(place, tmp_path, monkeypatch):
   monkeypatch.setenv('XLA_PYTHON_CLIENT_MEM_FRACTION', '0.1')
   assert run(sweep_of(tau(0.7, seeds=(0, 1)), tau(0.2)), side_by_side=2) == []
   assert (tmp_path / 'runs' / 'tau_0.2_seed0' / 'share').read_text() == '0.1'
-  with pytest.raises(ValueError, match='--side-by-side=2 would spoil the times'):
+  with pytest.raises(ValueError, match='--side-by-side=2 would distort the times'):
     run(sweep_of(tau(0.7), timed=True), side_by_side=2)
 
 
-def test_runs_ahead_compile_and_then_wait_for_their_turn(place, tmp_path):
-  folder, run = place
-  assert run(sweep_of(tau(0.6, seeds=(0, 1, 2)), timed=True), ahead=2) == []
-  ended = (tmp_path / 'runs' / 'ended').read_text().splitlines()
-  assert sorted(ended[:3]) == ['0 1', '1 1', '2 1'] and ended[3:] == ['0 2', '1 2', '2 2']
-  assert {row['ahead'] for row in tables.read(folder / 'results.jsonl')} == {2}
-  assert (tmp_path / 'runs' / 'tau_0.6_seed2' / 'share').read_text() == '0.300'
-
-
-def test_the_commit_is_dirty_where_code_differs_but_not_where_results_do(tmp_path, monkeypatch):
+def test_the_commit_is_dirty_if_code_differs_but_not_if_results_do(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv('GIT_CEILING_DIRECTORIES', str(tmp_path.parent))
   with pytest.raises(ValueError, match='give --commit=HASH'):
@@ -353,14 +339,14 @@ def test_the_commit_is_dirty_where_code_differs_but_not_where_results_do(tmp_pat
 # Results and tables
 
 
-def test_a_line_cut_short_is_left_out_and_another_is_told(tmp_path):
+def test_a_last_line_cut_short_is_dropped_and_any_other_is_an_error(tmp_path):
   file = tmp_path / 'results.jsonl'
   file.write_text('{"name": "a"}\n{"name": "b", "se')
   assert tables.read(file) == [{'name': 'a'}]
   tables.append(file, {'name': 'c'})
   assert file.read_text() == '{"name": "a"}\n{"name": "c"}\n'
   file.write_text('{"name": "a"\n{"name": "b"}\n')
-  with pytest.raises(ValueError, match=r'results.jsonl: line 1 is not JSON'):
+  with pytest.raises(ValueError, match=r'results.jsonl: line 1 is not valid JSON'):
     tables.read(file)
 
 
@@ -368,17 +354,20 @@ def test_results_of_another_config_under_a_name_are_refused(tmp_path):
   row = tau(0.1)
   sweep = sweep_of(row)
   kept = result(sweep, row, 0)
-  kept['config']['parallel']['map'], kept['config']['log']['every_steps'] = 'shard_map', 3  # another machine's choice
-  del kept['config']['ema']  # as if the key had come later
+  kept['config']['parallel']['map'], kept['config']['log']['every_steps'] = (
+    'shard_map',
+    3,
+  )  # settings of another machine
+  del kept['config']['ema']  # as if the key had been added later
   tables.append(tmp_path / 'results.jsonl', kept)
   assert tables.done(sweep, tmp_path).keys() == {('tau_0.1', 0)}
   changed = Row('tau_0.1', 'τ', row.config, {'temperature.tau': 0.2})
-  with pytest.raises(ValueError, match=r'tau = 0.2 in the sweep, 0.1 there\): give the row another name'):
+  with pytest.raises(ValueError, match=r'tau = 0.2 in the sweep, 0.1 in the result\): rename the row'):
     tables.done(sweep_of(changed), tmp_path)
-  judged = Row('tau_0.1', 'τ', row.config, {**row.changes, 'eval.linear': 'ridge'})
+  evaluated = Row('tau_0.1', 'τ', row.config, {**row.changes, 'eval.linear': 'ridge'})
   with pytest.raises(ValueError, match=r"eval.linear = 'ridge' in the sweep"):
-    tables.done(sweep_of(judged), tmp_path)
-  with pytest.raises(ValueError, match=r"'tau_0.1', seed 0, is no row of the sweep"):
+    tables.done(sweep_of(evaluated), tmp_path)
+  with pytest.raises(ValueError, match=r"'tau_0.1', seed 0, is not a row of the sweep"):
     tables.done(sweep_of(tau(0.2)), tmp_path)
 
 
@@ -397,8 +386,8 @@ def test_the_table_has_means_spreads_and_differences_and_can_be_written_twice(pl
   assert f'| τ = 0.1 | 80.50 | 80.50 ± 0.71 | +0.00 | — | 2 | `configs/cifar10.py {flags}` |' in lines
   assert any(line.startswith('| τ = 0.2 | 80.50 | — | — | — | 0 |') for line in lines)
   assert '| a range | 80.40 to 80.60 | 80.00 | -0.40 | — | 1 | `configs/cifar10.py:dcl` |' in lines
-  assert 'Further rows of the sweep, not run yet: tau_0.3.' in lines
-  assert 'Each row has `--config.epochs=30` too.' in lines
+  assert 'Further rows not run yet: 1. `python -m experiments.paper.sweep --list` lists them.' in lines
+  assert 'All rows also use `--config.epochs=30`.' in lines
   assert text.startswith('Before.\n') and text.endswith('\nAfter.\n') and 'old' not in text
   tables.write(sweep, folder)
   assert (folder / 'README.md').read_text() == text
@@ -419,7 +408,7 @@ def test_without_results_or_published_numbers_there_is_no_picture(tmp_path):
   assert not (tmp_path / 'results.svg').exists()
 
 
-def test_the_figures_are_drawn_from_whichever_results_are_there(tmp_path, capsys):
+def test_the_figures_are_drawn_from_the_results_so_far(tmp_path, capsys):
   assert figures.main(tmp_path, tmp_path) == []
   edges = np.linspace(-1, 1, 81).tolist()
   curves = {'separation_mean': [0.9] + [0.5] * 10, 'separation_std': [0.1] * 11, 'similarities_edges': edges}

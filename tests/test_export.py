@@ -1,4 +1,4 @@
-"""What leaves a run gives the same features elsewhere, in torch and in bare jax, and what comes back is what left."""
+"""An exported encoder gives the same features in torch and in plain jax, and can be loaded again."""
 
 import json
 import re
@@ -20,10 +20,13 @@ from absl import flags
 import main
 from configs import base
 from ssl_jax import config, models, train
+from ssl_jax.data import resolve
+from ssl_jax.data.views import augment_settings
 from ssl_jax.evals import evaluate
+from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.models import torch_weights
 from ssl_jax.models.vit import ViT
-from ssl_jax.reporting import export, report
+from ssl_jax.reporting import export, report, torch_code
 from ssl_jax.run import builder
 from ssl_jax.run.state import average_of
 from ssl_jax.workdir import files, metric_log
@@ -37,7 +40,7 @@ VIT = dict(patch=4, width=24, depth=2, heads=3)
 
 
 def random_variables(module, size, seed=0):
-  """Variables of which none is a 0 or 1 that could hide a mistake, float32 on the host."""
+  """Random float32 variables on the host, without zeros and ones, which could hide errors."""
   shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, size, size, 3)), train=False))
   rng = np.random.default_rng(seed)
 
@@ -70,10 +73,10 @@ def exact_features(module, variables, images):
     ('resnet18', 'imagenet', BASIC, (2, 2, 2, 2), 1.0),
     ('resnet18_cifar', 'cifar', BASIC, (1, 2), 1.0),
     ('resnet50', 'imagenet', BOTTLENECK, (2, 1), 1.0),
-    ('resnet18_cifar', 'cifar', BASIC, (1, 1), 1e-5),  # as small as the epsilon that is added to it
+    ('resnet18_cifar', 'cifar', BASIC, (1, 1), 1e-5),  # as small as the epsilon added to it
   ],
 )
-def test_a_resnet_in_torch_gives_the_same_features(name, stem, block, stage_sizes, variance, tmp_path):
+def test_a_resnet_gives_the_same_features_in_torch(name, stem, block, stage_sizes, variance, tmp_path):
   module = models.create(name, stage_sizes=stage_sizes, width=8)
   variables = random_variables(module, 33)
   shrink = lambda path, x: x * np.float32(variance) if path[-1].key == 'var' else x
@@ -81,7 +84,7 @@ def test_a_resnet_in_torch_gives_the_same_features(name, stem, block, stage_size
   reference = torch_models.ResNet(block, stage_sizes, stem=stem, width=8).double().eval()
   file = written(tmp_path, torch_weights.to_torch(variables))
   reference.load_state_dict(safetensors.torch.load_file(file), strict=True)
-  x_torch, x = torch_models.images((2, 33, 47, 3))  # odd sizes: padding on the wrong side would show
+  x_torch, x = torch_models.images((2, 33, 47, 3))  # odd sizes reveal padding on the wrong side
   expected = reference(x_torch).detach().numpy()
   torch_models.assert_close(exact_features(module, variables, x), expected, 1e-10)
 
@@ -90,7 +93,7 @@ def test_a_resnet_in_torch_gives_the_same_features(name, stem, block, stage_size
   ('name', 'block', 'stage_sizes'), [('18', BASIC, (2, 2, 2, 2)), ('50', BOTTLENECK, (3, 4, 6, 3))]
 )
 @pytest.mark.parametrize('stem', ['imagenet', 'cifar'])
-def test_the_names_and_shapes_of_whole_resnets_are_torchvision_s(name, block, stage_sizes, stem):
+def test_full_resnets_have_the_names_and_shapes_of_torchvision(name, block, stage_sizes, stem):
   module = models.create(f'resnet{name}' + ('_cifar' if stem == 'cifar' else ''))
   shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False))
   found = torch_weights.to_torch(jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), shapes))
@@ -99,7 +102,7 @@ def test_the_names_and_shapes_of_whole_resnets_are_torchvision_s(name, block, st
   assert {k: v.shape for k, v in found.items()} == expected
 
 
-def test_the_small_alexnet_in_torch_gives_the_same_features(tmp_path):
+def test_the_small_alexnet_gives_the_same_features_in_torch(tmp_path):
   module = models.create('alexnet_small')
   variables = random_variables(module, 15)
   reference = torch_models.AlexNet(15).eval()
@@ -111,8 +114,8 @@ def test_the_small_alexnet_in_torch_gives_the_same_features(tmp_path):
   torch_models.assert_close(jax.jit(lambda v: module.apply(v, x, train=False))(variables), expected, 1e-5)
 
 
-def test_a_vit_in_torch_gives_the_same_features():
-  """With the exported positions, added to token and patches as timm does; torch's layers have other names inside."""
+def test_a_vit_gives_the_same_features_in_torch():
+  """With the exported positions, added to token and patches as in timm; the layers of torch have other names."""
   module = ViT(**VIT)
   variables = random_variables(module, 12)
   tensors = torch_weights.to_torch(variables) | torch_weights.constants(module, 12)
@@ -140,14 +143,14 @@ def test_a_vit_in_torch_gives_the_same_features():
 
 
 @pytest.mark.parametrize('module', [models.create('resnet_tiny', width=4), ViT(**VIT)], ids=['resnet', 'vit'])
-def test_there_and_back_is_bit_identical(module, tmp_path):
+def test_a_round_trip_is_bit_identical(module, tmp_path):
   variables = random_variables(module, 12)
   path = written(tmp_path, torch_weights.to_torch(variables) | torch_weights.constants(module, 12))
   chex.assert_trees_all_equal(torch_weights.load(path, module, 12), variables, strict=True)
 
 
-def test_a_checkpoint_of_torch_comes_in_as_it_is(tmp_path):
-  """With its classifier and its counters, which an encoder has not."""
+def test_a_torch_checkpoint_can_be_loaded(tmp_path):
+  """Including its classifier and its step counters, which an encoder does not have."""
   reference = torch_models.ResNet(BASIC, (1, 1), stem='cifar', width=8)
   reference.fc = torch.nn.Linear(16, 10)
   torch_models.scramble(reference).float()
@@ -161,10 +164,10 @@ def test_a_checkpoint_of_torch_comes_in_as_it_is(tmp_path):
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
-  """(folder, config, state) of a run in folder/run whose average is far from its weights; evaluations crop."""
+  """(folder, config, state) of a run in folder/run whose average differs from its weights; evaluations crop."""
   folder = tmp_path_factory.mktemp('saved')
   chosen = tiny(folder, ema=0.9, **{'eval.crop': 0.75, 'eval.view_images': 8, 'eval.linear': ''})
-  prepared = builder.prepare(chosen)
+  prepared = builder.build(chosen)
   state, rng = prepared.initial_state(), np.random.default_rng(0)
   far = lambda x: x + rng.uniform(0, 0.5, x.shape).astype(np.float32)
   average = jax.tree.map(far, average_of(state.params, state.batch_stats))
@@ -177,7 +180,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def exported(saved):
-  """The folder that `--mode=export` writes; it does without the images."""
+  """The folder that `--mode=export` writes, without access to the images."""
   folder, chosen, _ = saved
   (folder / 'data.npz').rename(folder / 'away.npz')
   export.export(chosen, folder / 'run')
@@ -185,8 +188,8 @@ def exported(saved):
   return folder / 'run' / 'export'
 
 
-def test_the_program_gives_the_run_s_features_without_this_package(saved, exported, tmp_path):
-  """In a process of its own, by the code of the exported README, for two batch sizes."""
+def test_the_program_gives_the_features_of_the_run_without_this_package(saved, exported, tmp_path):
+  """In a separate process, with the code of the exported README, for two batch sizes."""
   _, chosen, state = saved
   images = np.random.default_rng(1).integers(256, size=(5, 16, 16, 3), dtype=np.uint8)
   np.save(tmp_path / 'images.npy', images)
@@ -200,18 +203,18 @@ images = np.load({str(tmp_path / 'images.npy')!r})
 np.savez({str(tmp_path / 'found.npz')!r}, five=features, two=encoder.call(images[:2]))
 """
   subprocess.run([sys.executable, '-I', '-c', code], cwd=exported, check=True)
-  prepared = builder.prepare(chosen)
-  shown = jax.vmap(prepared.normalize)(images)
+  prepared = builder.build(chosen)
+  shown = jax.vmap(prepared.views.shown)(images)
   expected = jax.jit(prepared.method.features)(*state.evaluated, shown)['backbone']
   with np.load(tmp_path / 'found.npz') as found:
     assert found['five'].dtype == np.float32
     np.testing.assert_allclose(found['five'], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found['two'], expected[:2], rtol=1e-5, atol=1e-6)
   others = jax.jit(prepared.method.features)(state.params, state.batch_stats, shown)['backbone']
-  assert np.abs(expected - others).max() > 0.1, 'the average is told from the weights'
+  assert np.abs(expected - others).max() > 0.1, 'the average differs from the weights'
 
 
-def test_torch_gives_the_run_s_features_by_what_the_file_says(saved, exported):
+def test_torch_gives_the_features_of_the_run_with_the_metadata_of_the_file(saved, exported):
   _, chosen, state = saved
   with safetensors.safe_open(exported / 'encoder.safetensors', 'np') as file:
     about = {k: v if k == 'ssl_jax' else json.loads(v) for k, v in file.metadata().items()}
@@ -220,8 +223,8 @@ def test_torch_gives_the_run_s_features_by_what_the_file_says(saved, exported):
   reference = torch_models.ResNet(BASIC, (1,), stem='cifar', width=8).double().eval()
   reference.conv1.stride = (2, 2)  # resnet_tiny's
   reference.load_state_dict(safetensors.torch.load_file(exported / 'encoder.safetensors'), strict=True)
-  prepared = builder.prepare(chosen)
-  images = prepared.test.items[:, :12, :12]
+  prepared = builder.build(chosen)
+  images = prepared.eval_test.items[:, :12, :12]
   mean, std = (torch.tensor(about[name]).view(3, 1, 1).double() for name in ('mean', 'std'))
   expected = reference((torch.tensor(images.transpose(0, 3, 1, 2)) / 255 - mean) / std).detach().numpy()
   shown = (images / np.float32(255) - np.float32(about['mean']).reshape(1, 1, 1, 3)) / np.float32(about['std']).reshape(
@@ -259,40 +262,67 @@ def test_the_command_exports_the_same_files(saved, exported, tmp_path, capsys):
     found = [safetensors.numpy.load_file(place / name) for place in (copied / 'export', exported)]
     chex.assert_trees_all_equal(*found)
   shutil.rmtree(copied / 'checkpoints')
-  told = call(*arguments)
-  assert told.startswith('ssl_jax: ') and told.endswith('has no checkpoint yet: train first')
-  told = call('--config=', '--mode=export', f'--workdir={tmp_path / "nowhere"}')
-  assert 'holds no run' in told and not (tmp_path / 'nowhere').exists()
+  error = call(*arguments)
+  assert error.startswith('ssl_jax: ') and error.endswith('has no checkpoint yet: train first')
+  error = call('--config=', '--mode=export', f'--workdir={tmp_path / "nowhere"}')
+  assert 'does not hold a run' in error and not (tmp_path / 'nowhere').exists()
+
+
+def test_the_torch_code_of_the_readme_gives_the_features_of_the_run(saved, exported, monkeypatch):
+  """For resnet_tiny with another width and other stages, whose stem has stride 2."""
+  _, chosen, state = saved
+  prepared = builder.build(chosen)
+  images = prepared.eval_test.items[:, :12, :12]
+  code = re.search(r'```python\n(.*?)```', (exported / 'README.md').read_text(), re.DOTALL)[1]
+  names = {'images': torch.tensor(images.transpose(0, 3, 1, 2))}
+  monkeypatch.chdir(exported)
+  exec(code, names)
+  settings, _ = augment_settings(chosen)
+  mean, std = (np.float32(settings[name]).reshape(1, 1, 1, 3) for name in ('mean', 'std'))
+  shown = (images / np.float32(255) - mean) / std
+  expected = jax.jit(prepared.method.features)(*state.evaluated, shown)['backbone']
+  torch_models.assert_close(names['features'].detach().numpy(), expected, 1e-4)
 
 
 @pytest.mark.parametrize(
-  ('model', 'expected'),
+  'model',
   [
-    (dict(name='resnet18'), 'encoder = torchvision.models.resnet18()\nencoder.fc ='),
-    (
-      dict(name='resnet50_cifar'),
-      'torchvision.models.resnet50()\nencoder.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias',
-    ),
-    (dict(name='resnet18_cifar', stem_stride=2), 'Conv2d(3, 64, 3, 2, 1, bias'),
-    (dict(name='resnet18', stem_stride=1), 'Conv2d(3, 64, 7, 1, 3, bias'),
-    (dict(name='resnet18', width=32), 'stages of (2, 2, 2, 2) blocks from 32 channels'),
-    (dict(name='vit_tiny32'), 'img_size=32, patch_size=4, embed_dim=192, depth=12, num_heads=3, num_classes=0'),
-    (dict(name='alexnet_small'), 'load_file(...) names them'),
+    dict(name='resnet18', width=8),
+    dict(name='resnet18', width=4, stage_sizes=(1, 2), stem_stride=1),
+    dict(name='resnet50_cifar', width=4, stage_sizes=(2, 1)),
+    dict(name='resnet18_cifar', width=4, stem_stride=2),
+    dict(name='resnet_tiny'),
+    dict(name='vit_tiny32', depth=2),
+    dict(name='alexnet_small'),
   ],
+  ids=lambda model: ' '.join(map(str, model.values())),
 )
-def test_the_page_has_the_code_of_this_model(model, expected):
-  chosen = base.get_config()
-  config.override(chosen, 'model', model)
-  assert expected in export._torch_network(chosen, models.create(**chosen.model))
+def test_the_torch_code_of_every_encoder_gives_the_same_features(model):
+  module = models.create(**model)
+  size = 36
+  variables = random_variables(module, size)
+  names = {}
+  exec(torch_code.source(module, size), names)
+  tensors = torch_weights.to_torch(variables) | torch_weights.constants(module, size)
+  names['encoder'].load_state_dict({name: torch.tensor(tensor) for name, tensor in tensors.items()}, strict=True)
+  x_torch, x = torch_models.images((2, size, size, 3))
+  found = names['encoder'].eval()(x_torch.float()).detach().numpy()
+  expected = jax.jit(lambda v: module.apply(v, x.astype(np.float32), train=False))(variables)
+  torch_models.assert_close(found, expected, 1e-4)
+
+
+def test_every_encoder_has_torch_code():
+  for name in models.ENCODERS:
+    compile(torch_code.source(models.create(name), 32), name, 'exec')
 
 
 @pytest.mark.parametrize('method', [{}, dict(method=dict(name='moco', queue=64), projector=dict(name='moco'), ema=0.9)])
 def test_a_run_starts_from_the_encoder_of_a_file(saved, exported, tmp_path, method):
-  """All copies of the encoder do, and nothing else changes."""
+  """All copies of the encoder start from it, and nothing else changes."""
   _, _, state = saved
   params, stats = state.evaluated
-  start = builder.prepare(tiny(tmp_path, init=str(exported / 'encoder.safetensors'), **method)).initial_state()
-  plain = builder.prepare(tiny(tmp_path, **method)).initial_state()
+  start = builder.build(tiny(tmp_path, init=str(exported / 'encoder.safetensors'), **method)).initial_state()
+  plain = builder.build(tiny(tmp_path, **method)).initial_state()
   encoders = [start.params['network']['encoder']]
   encoders += [start.extra['momentum']['encoder'], start.extra['average']['network']['encoder']] if method else []
   for encoder in encoders:
@@ -310,9 +340,9 @@ def starting(exported, tmp_path):
   return tiny(tmp_path, init=str(file), steps=1, **settings)
 
 
-def test_a_file_is_judged_as_it_is(saved, starting, tmp_path):
+def test_the_weights_of_a_file_can_be_evaluated(saved, starting, tmp_path):
   _, chosen, state = saved
-  evaluator = evaluate.Evaluator(builder.prepare(chosen))
+  evaluator = ImageEvaluator(builder.build(chosen))
   expected = evaluator.scores(evaluator.run.devices.replicate(state))
   results = evaluate.evaluate(starting, tmp_path / 'theirs')
   assert {'step': 0, **expected}.items() <= results.items()
@@ -328,17 +358,17 @@ def test_a_file_is_judged_as_it_is(saved, starting, tmp_path):
   assert {'step': 0, **expected}.items() <= metric_log.read(tmp_path / 'run')[0].items()
 
 
-def test_an_untrained_encoder_is_judged(starting, tmp_path):
+def test_an_untrained_encoder_can_be_evaluated(starting, tmp_path):
   starting.init = 'random'
-  prepared = builder.prepare(starting)
-  evaluator = evaluate.Evaluator(prepared)
+  prepared = builder.build(starting)
+  evaluator = ImageEvaluator(prepared)
   expected = evaluator.scores(prepared.devices.replicate(prepared.initial_state()))
   results = evaluate.evaluate(starting, tmp_path / 'untrained')
   assert {'step': 0, **expected}.items() <= results.items()
   assert 'similarities_TP' in np.load(tmp_path / 'untrained' / 'evaluation.npz')
 
 
-def test_a_run_that_began_with_a_file_does_without_it_later(starting, tmp_path):
+def test_a_resumed_run_does_not_need_the_initial_weights(starting, tmp_path):
   starting.eval.k = ()
   train.train(starting, tmp_path / 'run')
   (tmp_path / 'encoder.safetensors').unlink()
@@ -348,7 +378,7 @@ def test_a_run_that_began_with_a_file_does_without_it_later(starting, tmp_path):
     train.train(starting, tmp_path / 'run')
 
 
-def test_a_run_from_before_the_key_goes_on_and_is_judged(saved, tmp_path):
+def test_a_run_older_than_the_key_init_is_resumed_and_evaluated(saved, tmp_path):
   folder, chosen, state = saved
   copied = shutil.copytree(folder / 'run', tmp_path / 'run')
   for file in (copied / 'config.json', *(copied / 'checkpoints').glob('*/config/metadata')):
@@ -360,7 +390,7 @@ def test_a_run_from_before_the_key_goes_on_and_is_judged(saved, tmp_path):
   assert evaluate.evaluate(back, copied)['step'] == 3
   longer = chosen.copy_and_resolve_references()
   longer.log.every_steps = 7
-  prepared = builder.prepare(longer)
+  prepared = builder.build(longer)
   checkpoints = Checkpoints(files.claim(copied, longer.to_dict()), prepared.identity)
   chex.assert_trees_all_equal(checkpoints.restore(prepared.initial_state()), state)
   checkpoints.close()
@@ -380,32 +410,32 @@ def without(tensors, name):
     (lambda t: {'bn1.bias': t['bn1.bias']}, r"lacks '[\w.]+' and \d+ more of the encoder"),
     (
       lambda t: t | {'layer9.0.bn1.bias': np.ones(3)},
-      "has 'layer9.0.bn1.bias', which the encoder has not: give a file",
+      "has 'layer9.0.bn1.bias', which the encoder does not have: give a file",
     ),
     (
       lambda t: t | {'conv1.weight': np.ones((8, 3, 7, 7), np.float32)},
-      r"has 'conv1.weight' of shape \[8, 3, 7, 7\], and the encoder of \[8, 3, 3, 3\]: give a file",
+      r"has 'conv1.weight' of shape \[8, 3, 7, 7\], and the encoder needs \[8, 3, 3, 3\]: give a file",
     ),
     (
       lambda t: t | {'conv1.weight': t['conv1.weight'].astype(np.int8)},
-      "has 'conv1.weight', int8, not of finite floats",
+      r"has 'conv1.weight' \(int8\), which is not made of finite floats",
     ),
     (
       lambda t: t | {'bn1.bias': np.full(8, np.nan)},
-      "has 'bn1.bias', float64, not of finite floats: give another file",
+      r"has 'bn1.bias' \(float64\), which is not made of finite floats: give another file",
     ),
     (
       lambda t: t | {'bn1.running_var': -t['bn1.running_var']},
-      "has 'bn1.running_var' below 0, and it is a variance: give another file",
+      "has negative values in the variance 'bn1.running_var': give another file",
     ),
     (
       lambda t: {f'module.{name}': value for name, value in t.items()},
-      r"has 'module\.[\w.]+' and \d+ more, which the encoder has not: take 'module\.' off the names",
+      r"has 'module\.[\w.]+' and \d+ more, which the encoder does not have: remove the prefix 'module\.'",
     ),
   ],
   ids=['missing', 'many missing', 'spare', 'shape', 'integers', 'nan', 'variance', 'prefix'],
 )
-def test_a_file_that_does_not_fit_is_told_in_one_line_before_the_data_is_read(exported, tmp_path, change, message):
+def test_unsuitable_weights_are_refused_in_one_line_before_images_are_decoded(exported, tmp_path, change, message):
   tensors = safetensors.numpy.load_file(exported / 'encoder.safetensors')
   path = written(tmp_path, {k: np.ascontiguousarray(v) for k, v in change(tensors).items()})
   refused(tmp_path, path, message)
@@ -414,16 +444,16 @@ def test_a_file_that_does_not_fit_is_told_in_one_line_before_the_data_is_read(ex
 @pytest.mark.parametrize(
   ('content', 'message'),
   [
-    (None, 'is no file: give one, such as encoder.safetensors of --mode=export'),
-    (b'PK\x03\x04 a pickle', r'is no whole safetensors file of floats \(.+\): give encoder.safetensors'),
+    (None, 'is not a file: give a safetensors file, such as that of --mode=export'),
+    (b'PK\x03\x04 a pickle', r'is not a complete safetensors file of floats \(.+\): give encoder.safetensors'),
     (
       # numpy has no float8
       (62).to_bytes(8, 'little') + b'{"x":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}    ' + b'\0',
-      r'is no whole safetensors file of floats \(.+\): give encoder.safetensors',
+      r'is not a complete safetensors file of floats \(.+\): give encoder.safetensors',
     ),
   ],
 )
-def test_what_is_no_safetensors_file_is_told_in_one_line(tmp_path, content, message):
+def test_files_that_are_not_safetensors_are_refused_in_one_line(tmp_path, content, message):
   path = tmp_path / 'resnet.pth'
   if content:
     path.write_bytes(content)
@@ -431,9 +461,13 @@ def test_what_is_no_safetensors_file_is_told_in_one_line(tmp_path, content, mess
 
 
 def refused(tmp_path, path, message):
-  chosen = tiny(tmp_path, init=str(path), **{'data.path': str(tmp_path / 'no_data.npz')})
-  with pytest.raises(ValueError, match=f'^init = {str(path)!r} {message}') as error:
-    builder.prepare(chosen)
+  chosen = tiny(tmp_path, init=str(path))
+  with (
+    pytest.MonkeyPatch.context() as patched,
+    pytest.raises(ValueError, match=f'^init = {str(path)!r} {message}') as error,
+  ):
+    patched.delattr(resolve, 'placed')  # what decodes the images
+    builder.build(chosen)
   assert '\n' not in str(error.value)
 
 
@@ -441,5 +475,5 @@ def test_learned_positions_are_refused(tmp_path):
   module = ViT(**VIT)
   tensors = torch_weights.to_torch(random_variables(module, 12)) | torch_weights.constants(module, 12)
   path = written(tmp_path, tensors | {'pos_embed': tensors['pos_embed'] + np.float32(0.1)})
-  with pytest.raises(ValueError, match="has 'pos_embed' other than the sines of this encoder: give another file"):
+  with pytest.raises(ValueError, match="has 'pos_embed' that differs from the fixed one of this encoder: give another"):
     torch_weights.load(path, module, 12)

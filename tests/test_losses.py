@@ -143,7 +143,7 @@ class EquationTest(chex.TestCase):
     np.testing.assert_allclose(actual, loop(*rows(pos, neg, where | True), 0.2), rtol=1e-5)
     chex.assert_type(actual, jnp.float32)
     where[1] = False
-    with self.assertRaisesRegex(ValueError, r'^where = False for all of query 1: .*give it a negative$'):
+    with self.assertRaisesRegex(ValueError, r'^where is False for every negative of query 1: .*give it a negative$'):
       loss(pos, neg, 0.2, where=where)
 
   @parameterized.parameters(*CASES)

@@ -57,28 +57,19 @@ class ConfigTest(chex.TestCase):
       taus = [schedule.at(p, step) for schedule, p in zip(schedules, params, strict=True)]
       return sum(loss(pos, NEG, WHERE, tau).sum() for tau in taus)
 
-    for spec in TEMPERATURES:
-      losses.check(spec_of(name), spec)
     params = [schedule.init() for schedule in schedules]
     # It is enough to trace them together: the values are those of the functions, which have tests of their own.
     value, (gradient, _) = jax.eval_shape(jax.value_and_grad(total, argnums=(0, 1)), POS, params, 3)
     self.assertEqual((value.shape, gradient.shape), ((), POS.shape))
     direct = functools.partial(losses.CONTRASTIVE[name], **PARAMETERS.get(name, {}))
     np.testing.assert_allclose(loss(POS, NEG, WHERE, 0.2), direct(POS, NEG, temperature=0.2, where=WHERE), rtol=1e-6)
-    with self.assertRaisesRegex(ValueError, f"^temperature = None: '{name}' needs one: set temperature.name=constant"):
-      losses.check(spec_of(name), None)
     with self.assertRaisesRegex(ValueError, f"^temperature = None, but the loss '{name}' needs one"):
       loss(POS, NEG, WHERE)
 
   @parameterized.parameters(*WITHOUT)
   def test_the_others_refuse_one_with_the_reason(self, name):
-    losses.check(spec_of(name), None)
-    with self.assertRaisesRegex(
-      ValueError, f"^temperature = .*'{name}' takes none, its? .*: set temperature.name to none$"
-    ):
-      losses.check(spec_of(name), dict(name='constant', tau=0.2))
     loss = losses.from_config(spec_of(name))
-    with self.assertRaisesRegex(ValueError, f"^temperature = 0.2, but the loss '{name}' has none: its? "):
+    with self.assertRaisesRegex(ValueError, f"^the loss '{name}' takes no temperature: \\w+"):
       loss(POS, NEG, WHERE, 0.2)
     direct = losses.CONTRASTIVE[name](POS, NEG, **PARAMETERS.get(name, {}), where=WHERE)
     np.testing.assert_allclose(loss(POS, NEG, WHERE), direct, rtol=1e-6)
@@ -91,32 +82,35 @@ class ConfigTest(chex.TestCase):
     np.testing.assert_allclose(temperature.from_config(spec).at({}, 1)(jnp.float32(0)), 0.135, rtol=1e-5)
 
   @parameterized.parameters(
-    (dict(name='ballanced'), "loss.name = 'ballanced' is unknown: did you mean 'balanced'?"),
+    (dict(name='ballanced'), "loss.name = 'ballanced' is not a known loss: did you mean 'balanced'?"),
     (dict(alpha=1.0), 'loss.name is missing: give one of info_nce, '),
-    ('info_nce', "loss = 'info_nce' is no mapping: give dict(name='info_nce')"),
+    ('info_nce', "loss = 'info_nce' must be a mapping, such as dict(name='info_nce')"),
     (dict(name='balanced', alpha=2.0), "loss.lam is missing: 'balanced' needs alpha, lam"),
     (
       dict(name='balanced', alpha=2.0, lambd=4.0),
-      "loss.lambd = 4.0 is no argument of 'balanced': did you mean 'lam'?",
+      "loss.lambd = 4.0 is not a parameter of 'balanced': did you mean 'lam'?",
     ),
-    (dict(name='info_nce', temperature=0.2), "loss.temperature = 0.2 is no argument of 'info_nce': leave it out"),
-    (dict(name='balanced', alpha=0.0, lam=4.0), 'loss.alpha = 0.0 is out of range: give a finite number above 0'),
-    (dict(name='balanced', alpha='2', lam=4.0), "loss.alpha = '2' is out of range: give a finite number above 0"),
-    (dict(name='hard', fraction=1.5), 'loss.fraction = 1.5 is out of range: give a fraction in (0, 1]'),
-    (dict(name='hard_negative', beta=-1.0), 'loss.beta = -1.0 is out of range: give a beta of 0 or more'),
-    (dict(name='hard_negative', beta=1.0, tau_plus=1.0), 'loss.tau_plus = 1.0 is out of range: give a tau_plus in'),
-    (dict(name='macl', tau0=0), 'loss.tau0 = 0 is out of range'),
-    (dict(name='macl', alpha=1.5), 'loss.alpha = 1.5 is out of range: give an alpha in [0, 1]'),
-    (dict(name='cacr', cost='euclid'), "loss.cost = 'euclid' is out of range: give 'euclidean', 'inner' or 'rbf'"),
-    (dict(name='cacr', positive_weights='all'), "loss.positive_weights = 'all' is out of range: give 'far', 'near' or"),
-    (dict(name='cacr', t_neg=0), 'loss.t_neg = 0 is out of range'),
-    (dict(name='cacr', stop_positive_weights='no'), "loss.stop_positive_weights = 'no' is no bool: give True or False"),
-    (dict(name='triplet', margin=math.inf), 'loss.margin = inf is out of range: give a margin of 0 or more'),
-    (dict(name='macl', threshold=math.nan), 'loss.threshold = nan is out of range: give a finite number'),
-    (dict(name='triplet', margin=-0.1), 'loss.margin = -0.1 is out of range: give a margin of 0 or more'),
-    (dict(name='simple', weight=0), 'loss.weight = 0 is out of range'),
-    (dict(name='decoupled_weighted', sigma=0), 'loss.sigma = 0 is out of range'),
-    (dict(name='align_uniform', t=-2), 'loss.t = -2 is out of range'),
+    (dict(name='info_nce', temperature=0.2), "loss.temperature = 0.2 is not a parameter of 'info_nce': leave it out"),
+    (dict(name='balanced', alpha=0.0, lam=4.0), 'loss.alpha = 0.0 must be positive and finite'),
+    (dict(name='balanced', alpha='2', lam=4.0), "loss.alpha = '2' must be positive and finite"),
+    (dict(name='hard', fraction=1.5), 'loss.fraction = 1.5 must be in (0, 1]'),
+    (dict(name='hard_negative', beta=-1.0), 'loss.beta = -1.0 must be at least 0 and finite'),
+    (dict(name='hard_negative', beta=1.0, tau_plus=1.0), 'loss.tau_plus = 1.0 must be in [0, 1)'),
+    (dict(name='macl', tau0=0), 'loss.tau0 = 0 must be'),
+    (dict(name='macl', alpha=-1.5), 'loss.alpha = -1.5 must be at least 0 and finite'),
+    (dict(name='cacr', cost='euclid'), "loss.cost = 'euclid' is not a valid choice: did you mean 'euclidean'?"),
+    (
+      dict(name='cacr', positive_weights='all'),
+      "loss.positive_weights = 'all' is not a valid choice: give one of far, near, uniform",
+    ),
+    (dict(name='cacr', t_neg=0), 'loss.t_neg = 0 must be'),
+    (dict(name='cacr', stop_positive_weights='no'), "loss.stop_positive_weights = 'no' must be True or False"),
+    (dict(name='triplet', margin=math.inf), 'loss.margin = inf must be at least 0 and finite'),
+    (dict(name='macl', threshold=math.nan), 'loss.threshold = nan must be a finite number'),
+    (dict(name='triplet', margin=-0.1), 'loss.margin = -0.1 must be at least 0 and finite'),
+    (dict(name='simple', weight=0), 'loss.weight = 0 must be'),
+    (dict(name='decoupled_weighted', sigma=0), 'loss.sigma = 0 must be'),
+    (dict(name='align_uniform', t=-2), 'loss.t = -2 must be'),
   )
   def test_refusals(self, spec, message):
     with self.assertRaises(ValueError) as caught:

@@ -97,7 +97,7 @@ class SinkhornTest(chex.TestCase):
     np.testing.assert_array_equal(gradient, np.zeros_like(scores))
 
   def test_a_wrong_epsilon_is_refused(self):
-    with self.assertRaisesRegex(ValueError, 'epsilon = 0 is out of range'):
+    with self.assertRaisesRegex(ValueError, 'epsilon = 0 must be'):
       losses.sinkhorn(arrays(1)[0], epsilon=0)
 
 

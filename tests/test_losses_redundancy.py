@@ -66,13 +66,16 @@ class OracleTest(chex.TestCase):
   def test_refusals(self):
     z = jnp.ones((N, D))
     for message, call in (
-      (r'^lam = -1 is out of range', lambda: losses.barlow_twins(z, z, lam=-1)),
-      (r'^variance = 0 is out of range', lambda: losses.vicreg(z, z, variance=0)),
-      ('^batch = 1 example has no variance: give 2 or more', lambda: losses.vicreg(z[:1], z[:1])),
-      (r'^eps = 1.0 is out of range: give an eps in \[0, 1\)', lambda: losses.w_mse(z, z, eps=1.0)),
-      (r'^eps = 0.0 with 4 examples of 4 features: give an eps above 0', lambda: losses.w_mse(z[:4], z[:4])),
-      (r"^kind = 'features' is out of range: give 'instance'", lambda: losses.zero_cl(z, z, kind='features')),
-      (r'^groups = 3 is out of range: give a divisor of D = 4', lambda: losses.arb(z, z, groups=3)),
+      (r'^lam = -1 must be', lambda: losses.barlow_twins(z, z, lam=-1)),
+      (r'^variance = 0 must be', lambda: losses.vicreg(z, z, variance=0)),
+      ('^batch = 1 example has no variance: give at least 2', lambda: losses.vicreg(z[:1], z[:1])),
+      (r'^eps = 1.0 must be in \[0, 1\)', lambda: losses.w_mse(z, z, eps=1.0)),
+      (r'^eps = 0.0 needs more than 4 examples', lambda: losses.w_mse(z[:4], z[:4])),
+      (
+        r"^kind = 'features' is not a valid choice: did you mean 'feature'",
+        lambda: losses.zero_cl(z, z, kind='features'),
+      ),
+      (r'^groups = 3 must be a divisor of D = 4', lambda: losses.arb(z, z, groups=3)),
     ):
       with self.assertRaisesRegex(ValueError, message):
         call()

@@ -1,4 +1,4 @@
-"""The command line: what a stranger types, right and wrong."""
+"""The command line: defaults, mistakes and signals."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 
 import main
+from ssl_jax.workdir import files
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -18,7 +19,7 @@ QUICK = (
   '--config=configs/quickstart.py',
   '--config.model.width=4',
   '--config.model.stage_sizes=(1,)',
-  '--config.augment.jitter=0.0',  # colours take long to compile
+  '--config.augment.jitter=0.0',  # colour jitter compiles slowly
   '--config.augment.grey=0.0',
   '--config.batch_size=64',
   '--config.steps=30',
@@ -30,7 +31,7 @@ QUICK = (
 
 
 def call(*arguments):
-  """main.py with these arguments, in this process; returns what it exits with."""
+  """Runs main.py with these arguments in this process, and returns its exit message."""
   flags.FLAGS.unparse_flags()
   rest = flags.FLAGS(['main.py', *arguments], known_only=True)
   with pytest.raises(SystemExit) as stopped:
@@ -42,30 +43,86 @@ def call(*arguments):
   ('arguments', 'message'),
   [
     (['--workdir=w'], '--config is missing: give a file'),
-    (['--config=configs/quickstart.py', '--workdir='], '--workdir is missing'),
+    (['--mode=evaluate'], '--workdir is missing: give the directory of the run'),
+    (['--mode=compare', 'a', 'b'], '--workdir is missing: give a directory for the comparison'),
     (['--config=configs/quikstart.py', '--workdir=w'], "did you mean 'configs/quickstart.py'?"),
     (
       ['--config=configs/quickstart.py', '--workdir=w', '--mode=trian'],
-      "--mode='trian' does not exist: did you mean 'train'?",
+      "--mode='trian' is not a valid mode: did you mean 'train'?",
     ),
-    (['--config=configs/quickstart.py', '--workdir=w', '--wrokdir=x'], "'--wrokdir=x' is no flag"),
+    (['--config=configs/quickstart.py', '--workdir=w', '--wrokdir=x'], "'--wrokdir=x' is not a flag"),
     (['--config=configs/quickstart.py', '--workdir=w', '--config.bach_size=3'], "did you mean 'batch_size'?"),
     (['--config=configs/quickstart.py', '--workdir=w', '--config.loss.name=nce'], "loss.name = 'nce'"),
-    (['--mode=evaluate', '--workdir=nowhere'], "--workdir='nowhere' holds no run"),
+    (['--mode=evaluate', '--workdir=nowhere'], "--workdir='nowhere' does not hold a run"),
     (
       ['--mode=report', '--workdir=w', '--config.seed=1'],
-      '--mode=report shows what was measured, and takes no --config',
+      '--mode=report shows the results in --workdir and takes no --config',
     ),
   ],
 )
 def test_a_mistake_is_one_line(arguments, message, monkeypatch, tmp_path):
   (tmp_path / 'configs').symlink_to(ROOT / 'configs')
   monkeypatch.chdir(tmp_path)
-  told = call('--config=', '--mode=train', *arguments)
-  assert told.startswith('ssl_jax: ')
-  assert message in told
-  assert '\n' not in told
+  said = call('--config=', '--workdir=', '--mode=train', *arguments)
+  assert said.startswith('ssl_jax: ')
+  assert message in said
+  assert '\n' not in said
   assert not (tmp_path / 'w').exists()
+
+
+def test_a_wrong_flag_is_refused_without_importing_jax():
+  code = """
+import sys, main
+main.flags.FLAGS(['main.py'])
+try:
+  main.main(['main.py'])
+finally:
+  print('jax' in sys.modules)
+"""
+  run = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
+  assert run.stderr.startswith('ssl_jax: --config is missing') and run.stdout == 'False\n'
+
+
+@pytest.mark.parametrize(
+  ('command', 'name'),
+  [
+    (['configs/imagenet100.py'], 'imagenet100'),
+    (['configs/cifar10.py:dystress,seed=1'], 'cifar10_dystress_seed=1'),
+    (['configs/cifar10.py:dystress', 'seed=1'], 'cifar10_dystress_seed=1'),
+    (['configs/cifar10.py', 'seed=1', 'ema=0.9'], 'cifar10_ema=0.9_seed=1'),
+    (['configs/cifar10.py', 'data.path=/a/b', 'log.every_steps=1', 'eval.k=()', 'seed=1'], 'cifar10_seed=1'),
+    (['configs/cifar10.py:eval.k=(1,2),eval.linear=ridge'], 'cifar10'),
+    (['/else where/my config.py', "augment={'name': 'none'}"], 'my-config_augment=-name-none-'),
+  ],
+)
+def test_the_default_workdir_is_named_after_the_command(command, name):
+  assert files.default(command[0], command[1:]) == pathlib.Path('runs', name)
+
+
+def test_long_default_names_are_short_and_differ():
+  names = {files.default('configs/cifar10.py', [f'model.{"x" * 100}={i}']).name for i in range(3)}
+  assert len(names) == 3 and all(len(name) <= files.LONGEST_NAME for name in names)
+
+
+@pytest.mark.parametrize(
+  ('mode', 'function'),
+  [
+    ('train', 'ssl_jax.train.train'),
+    ('evaluate', 'ssl_jax.evals.evaluate.evaluate'),
+    ('export', 'ssl_jax.reporting.export.export'),
+    ('views', 'ssl_jax.reporting.views.draw_views'),
+    ('report', 'ssl_jax.reporting.report.report'),
+  ],
+)
+def test_every_mode_of_a_config_has_the_same_default_workdir(mode, function, monkeypatch):
+  called = []
+  monkeypatch.setattr(function, lambda *given: called.append(given[-1]))
+  monkeypatch.setattr('ssl_jax.run.devices.start', lambda *_: None)
+  monkeypatch.setattr('ssl_jax.run.devices.compile_faster', lambda *_: None)
+  flags.FLAGS.unparse_flags()
+  command = [f'--mode={mode}', '--workdir=', '--config=configs/quickstart.py:seed=1', '--config.eval.every_epochs=2']
+  main.main(flags.FLAGS(['main.py', *command], known_only=True))
+  assert called == ['runs/quickstart_seed=1']
 
 
 def start(workdir):
@@ -76,7 +133,7 @@ def start(workdir):
   )
 
 
-def test_a_signal_saves_and_the_same_command_goes_on(tmp_path):
+def test_a_signal_saves_and_the_same_command_resumes(tmp_path):
   with start(tmp_path) as run:
     for line in run.stdout:
       if line.startswith('step 3/30'):
@@ -84,11 +141,11 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path):
         break
     said = run.stdout.read()
   assert run.returncode == 1
-  assert 'saved: the same command goes on from here' in said
+  assert 'and saved; the same command resumes here' in said
   with start(tmp_path) as again:
     said = again.stdout.read()
   assert again.returncode == 0, said
-  assert 'goes on at step' in said
+  assert 'resumes at step' in said
   assert json.loads((tmp_path / 'summary.json').read_text())['steps'] == 30
   steps = [json.loads(line)['step'] for line in (tmp_path / 'metrics.jsonl').read_text().splitlines()]
   assert steps == list(range(1, 31))

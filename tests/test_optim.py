@@ -1,4 +1,4 @@
-"""Optimisers against torch and against hand-written updates; rates against their formulas."""
+"""Optimizers match torch and hand-written updates; learning rates match their formulas."""
 
 import functools
 import math
@@ -44,7 +44,7 @@ def train(optimizer, params, steps):
 
 
 def torch_trains(create, rates):
-  """`train` with torch's optimiser, a step at each rate."""
+  """`train` with torch's optimizer, one step at each learning rate."""
   found = {name: torch.tensor(x, requires_grad=True) for name, x in weights().items()}
   optimizer = create(found.values(), lr=1.0)
   for rate in rates:
@@ -55,7 +55,7 @@ def torch_trains(create, rates):
   return {name: x.detach().numpy() for name, x in found.items()}
 
 
-def test_sgd_is_torch_s():
+def test_sgd_matches_torch():
   rates = [0.01, 0.02, 0.005, 0.001, 0.0]
   schedule = lambda step: jnp.asarray(rates)[step]
   ours = train(optimizers.create(section(momentum=0.9, weight_decay=5e-4), schedule), weights(), len(rates))
@@ -64,7 +64,7 @@ def test_sgd_is_torch_s():
 
 
 @pytest.mark.parametrize('exempt', [True, False])
-def test_lars_is_a_slow_loop(exempt):
+def test_lars_matches_a_slow_loop(exempt):
   rate, momentum, decay, trust = 4.0, 0.9, 1e-2, 0.001
   optimizer = section(name='lars', momentum=momentum, weight_decay=decay, exempt=exempt)
   ours = train(optimizers.create(optimizer, lambda _: rate), weights(), 5)
@@ -82,16 +82,7 @@ def test_lars_is_a_slow_loop(exempt):
   chex.assert_trees_all_close(ours, jax.tree.map(np.float32, expected), rtol=2e-5, atol=1e-6)
 
 
-def test_lars_is_optax_s():
-  settings = dict(momentum=0.9, weight_decay=1e-2)
-  theirs = optax.lars(
-    0.5, weight_decay=1e-2, weight_decay_mask=optimizers.decayed, trust_ratio_mask=optimizers.decayed, momentum=0.9
-  )
-  ours = train(optimizers.lars(lambda _: 0.5, exempt=True, **settings), weights(), 4)
-  chex.assert_trees_all_close(ours, train(theirs, weights(), 4), rtol=1e-6)
-
-
-def test_adamw_is_torch_s():
+def test_adamw_matches_torch():
   chosen = section(name='adamw', betas=(0.8, 0.95), weight_decay=0.1)
   ours = train(optimizers.create(chosen, lambda _: 0.02), weights(), 5)
   theirs = torch_trains(functools.partial(torch.optim.AdamW, betas=(0.8, 0.95), weight_decay=0.1), [0.02] * 5)
@@ -108,7 +99,7 @@ def test_adamw_exempts_biases():
 
 
 def moved_by_decay(optimizer, params):
-  """Whether each parameter moves where no gradient is."""
+  """Whether each parameter moves although its gradient is zero."""
   update = lambda params: optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)[0]
   return jax.tree.map(lambda x: bool(np.any(x)), jax.jit(update)(params))
 
@@ -119,7 +110,7 @@ EXEMPT = pytest.mark.parametrize('exempt', [True, False])
 
 @NAMES
 @EXEMPT
-def test_biases_are_exempt_where_asked(name, exempt):
+def test_biases_are_exempt_on_request(name, exempt):
   optimizer = optimizers.create(section(name=name, weight_decay=0.1, exempt=exempt), lambda _: 0.5)
   assert moved_by_decay(optimizer, weights()) == {'kernel': True, 'bias': not exempt}
 
@@ -146,18 +137,22 @@ def test_a_learned_temperature_is_never_decayed():
 
 
 @pytest.mark.parametrize(('scaling', 'factor'), [('none', 1.0), ('linear', 2.0), ('sqrt', math.sqrt(512))])
-def test_rate_grows_with_the_batch(scaling, factor):
-  assert optimizers.peak_rate(section(learning_rate=0.075, scaling=scaling), 512) == pytest.approx(0.075 * factor)
+def test_learning_rate_scales_with_the_batch(scaling, factor):
+  assert optimizers.peak_learning_rate(section(learning_rate=0.075, scaling=scaling), 512) == pytest.approx(
+    0.075 * factor
+  )
 
 
 def test_cosine_after_warm_up():
-  rate = optimizers.rate(section(warmup_epochs=2.0, learning_rate=1.0), batch_size=8, steps_per_epoch=5, total_steps=50)
+  rate = optimizers.learning_rate(
+    section(warmup_epochs=2.0, learning_rate=1.0), batch_size=8, steps_per_epoch=5, total_steps=50
+  )
   expected = [s / 10 if s < 10 else 0.5 * (1 + math.cos(math.pi * (s - 10) / 40)) for s in range(51)]
   np.testing.assert_allclose([rate(s) for s in range(51)], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', ['sgd', 'adamw'])
-def test_long_gradients_are_cut_before_the_optimiser_sees_them(name):
+def test_gradients_are_clipped_before_the_optimizer(name):
   clipped = optimizers.create(section(name=name, clip=1.0), lambda step: 0.1)
   plain = optimizers.create(section(name=name), lambda step: 0.1)
   params, long = {'w': jnp.ones((3, 2))}, {'w': jnp.full((3, 2), 5.0)}
@@ -167,21 +162,31 @@ def test_long_gradients_are_cut_before_the_optimiser_sees_them(name):
   np.testing.assert_allclose(step(clipped, short), step(plain, short), rtol=1e-6)
 
 
-def test_a_line_to_zero_after_warm_up():
+def test_linear_after_warm_up():
   optimizer = section(schedule='linear', warmup_epochs=1.0, learning_rate=2.0)
-  rate = optimizers.rate(optimizer, batch_size=8, steps_per_epoch=5, total_steps=25)
+  rate = optimizers.learning_rate(optimizer, batch_size=8, steps_per_epoch=5, total_steps=25)
   expected = [2 * s / 5 if s < 5 else 2 * (25 - s) / 20 for s in range(26)]
   np.testing.assert_allclose([rate(s) for s in range(26)], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('warmup', [0.0, 1.0])
-def test_steps_at_the_milestones(warmup):
+def test_drops_at_the_milestones(warmup):
   optimizer = section(schedule='step', learning_rate=1.0, milestones=(3, 5), decay=0.1, warmup_epochs=warmup)
-  rate = optimizers.rate(optimizer, batch_size=8, steps_per_epoch=4, total_steps=24)
+  rate = optimizers.learning_rate(optimizer, batch_size=8, steps_per_epoch=4, total_steps=24)
   expected = [(s / 4 if s < 4 * warmup else 1.0) * 0.1 ** ((s >= 12) + (s >= 20)) for s in range(24)]
   np.testing.assert_allclose([rate(s) for s in range(24)], expected, rtol=1e-5)
 
 
 def test_warm_up_longer_than_the_run_is_refused():
   with pytest.raises(ValueError, match=r'optimizer.warmup_epochs = 9.0 is 45 steps, and the run has 45'):
-    optimizers.rate(section(warmup_epochs=9.0), batch_size=8, steps_per_epoch=5, total_steps=45)
+    optimizers.learning_rate(section(warmup_epochs=9.0), batch_size=8, steps_per_epoch=5, total_steps=45)
+
+
+@pytest.mark.parametrize(('key', 'value', 'fix'), [('name', 'sdg', 'sgd'), ('schedule', 'cosin', 'cosine')])
+def test_unknown_names_are_refused(key, value, fix):
+  optimizer = section(**{key: value})
+  message = f"^optimizer.{key} = '{value}' is not a valid choice: did you mean '{fix}'"
+  with pytest.raises(ValueError, match=message):
+    optimizers.create(optimizer, lambda _: 0.1)
+  with pytest.raises(ValueError, match=message):
+    optimizers.learning_rate(optimizer, batch_size=8, steps_per_epoch=5, total_steps=45)

@@ -1,4 +1,4 @@
-"""pmap and shard_map give the same thing through one door, in one process and in two."""
+"""pmap and shard_map give the same results, in one process and in two."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 @pytest.mark.parametrize('kind', ['pmap', 'shard_map'])
 @pytest.mark.parametrize('count', [1, 2, 4])
-def test_what_goes_in_comes_out(kind, count):
+def test_values_survive_the_round_trip_to_the_devices(kind, count):
   devices = Devices.choose(kind, count)
   rows = np.arange(24, dtype=np.float32).reshape(8, 3)
 
@@ -51,8 +51,8 @@ def test_donated_buffers_are_reused(kind):
   assert state.is_deleted()
 
 
-def test_the_local_mean_then_the_mean_of_gradients_is_the_global_gradient():
-  """The rule that every loss and batch norm relies on, with a gathered term: off by the number of devices if broken."""
+def test_the_mean_of_local_gradients_is_the_global_gradient():
+  """Every loss and batch norm relies on this, with gathered terms too; broken, it is off by the number of devices."""
   rows = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
   weight = np.float32(0.7)
 
@@ -82,10 +82,10 @@ train.train(config.restore(__import__('json').loads(sys.argv[1]), base.get_confi
 
 @contextlib.contextmanager
 def two_processes(chosen, workdir):
-  """Two processes of one device each, which train a run together."""
+  """Two processes with one device each, which train a run together."""
   command = [sys.executable, '-c', WORKER, json.dumps(chosen.to_dict()), str(workdir)]
-  meeting = {'JAX_COORDINATOR_ADDRESS': f'localhost:{portpicker.pick_unused_port()}'}
-  environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)} | meeting
+  coordinator = {'JAX_COORDINATOR_ADDRESS': f'localhost:{portpicker.pick_unused_port()}'}
+  environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT)} | coordinator
   pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
   start = lambda process: subprocess.Popen(command, env=environment | {'JAX_PROCESS_ID': str(process)}, **pipes)
   with start(0) as first, start(1) as second:
@@ -96,12 +96,12 @@ def two_processes(chosen, workdir):
 
 
 def test_two_processes_train_the_run_of_one(tmp_path):
-  """Two devices of one process, and two processes of one device each: the same losses and the same kNN."""
+  """Two devices of one process, and two processes with one device each: the same losses and the same kNN."""
   changes = {'steps': 4, 'checkpoint.every_steps': 2}
   train.train(tiny(tmp_path, **changes, **{'parallel.devices': 2}), tmp_path / 'one')
   with two_processes(tiny(tmp_path, **changes, **{'parallel.devices': 0}), tmp_path / 'two') as processes:
-    said = [process.communicate(timeout=120)[0] for process in processes]
-  assert [process.returncode for process in processes] == [0, 0], said
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+  assert [process.returncode for process in processes] == [0, 0], outputs
   one, two = metric_log.read(tmp_path / 'one'), metric_log.read(tmp_path / 'two')
   assert [row['step'] for row in one] == [row['step'] for row in two] == [1, 2, 3, 4, 4]
   for row, other in zip(one, two, strict=True):
@@ -110,19 +110,19 @@ def test_two_processes_train_the_run_of_one(tmp_path):
 
 
 @pytest.mark.parametrize('scan', [1, 2])
-def test_a_process_that_is_asked_to_stop_stops_all_and_everything_is_saved(tmp_path, scan):
+def test_a_signal_to_one_process_stops_all_and_everything_is_saved(tmp_path, scan):
   changes = {'steps': 10_000, 'eval.k': (), 'parallel.devices': 0, 'parallel.steps_per_call': scan}
   with two_processes(tiny(tmp_path, **changes), tmp_path / 'run') as processes:
     while len(metric_log.read(tmp_path / 'run')) < 3 and not any(process.poll() for process in processes):
       time.sleep(0.1)
     processes[1].send_signal(signal.SIGTERM)
-    said = [process.communicate(timeout=120)[0] for process in processes]
-  stopped = [re.search(r'Interrupted: stopped at step (\d+) of 10000; saved', text) for text in said]
-  assert all(stopped), said
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+  stopped = [re.search(r'Interrupted: stopped at step (\d+) of 10000 and saved', text) for text in outputs]
+  assert all(stopped), outputs
   assert {int(found[1]) for found in stopped} == {int(path.name) for path in (tmp_path / 'run/checkpoints').iterdir()}
 
 
-def test_a_compiler_flag_of_the_user_stands(monkeypatch):
+def test_xla_flags_of_the_user_are_kept(monkeypatch):
   monkeypatch.setattr(devices.jax.config, 'update', lambda *_: None)
   for given, expected in (
     ('', '--xla_gpu_enable_triton_gemm=false --xla_gpu_deterministic_ops=true'),

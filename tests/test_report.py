@@ -1,4 +1,4 @@
-"""The page of a run: its numbers are the records', it needs nothing but itself, and a browser shows it."""
+"""The report of a run: its numbers are those on disk, it is self-contained, and a browser displays it."""
 
 import html
 import html.parser
@@ -39,7 +39,7 @@ FLAGS = (
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-  """An evaluated run of a few steps with its report, and its twin of another seed whose numbers are a little larger."""
+  """An evaluated run of a few steps with its report, and a copy with another seed and slightly larger numbers."""
   folder = tmp_path_factory.mktemp('runs')
   chosen = tiny(folder, steps=4, temperature=dict(name='cosine', tau_min=0.2, tau_max=0.5), **{'eval.k': (1, 5)})
   train.train(chosen, folder / 'seed0')
@@ -57,7 +57,7 @@ def runs(tmp_path_factory):
 
 
 class Numbers(html.parser.HTMLParser):
-  """(key, value, text) of each <data> element, and every tag that was opened and not closed, or the other way round."""
+  """(key, value, text) of each <data> element, and the tags that are still open."""
 
   VOID = ('meta', 'link', 'img', 'br')
 
@@ -95,7 +95,7 @@ def shown_equals(text, value):
   return abs(float(text) - value) <= 0.5 * 10**-digits + 1e-12
 
 
-def test_every_number_on_the_page_is_the_evaluation_s(runs):
+def test_every_number_on_the_page_is_in_the_evaluation(runs):
   evaluation = json.loads((runs / 'seed0' / 'evaluation.json').read_text())
   page = Numbers((runs / 'seed0' / 'report.html').read_text())
   assert page.open == []
@@ -115,7 +115,7 @@ def test_the_markdown_has_the_same_numbers(runs):
     assert (runs / 'seed0' / link).stat().st_size > 500
 
 
-def test_the_page_needs_nothing_but_itself(runs):
+def test_the_page_is_self_contained(runs):
   text = (runs / 'seed0' / 'report.html').read_text()
   assert '://' not in text
   assert '<script' not in text
@@ -124,18 +124,18 @@ def test_the_page_needs_nothing_but_itself(runs):
   ids = re.findall(r'\bid="([^"]*)"', text)
   assert len(ids) == len(set(ids))
   assert set(re.findall(r'(?:url\(|href=")#([^")]*)', text)) <= set(ids)
-  assert figures.INK not in text, 'text of figures follows the colour of the page'
+  assert figures.INK not in text, 'the text of figures has the text colour of the page'
   assert 'prefers-color-scheme: dark' in text
 
 
-def test_the_same_records_give_the_same_page(runs):
+def test_the_same_files_give_the_same_page(runs):
   first = (runs / 'seed0' / 'report.html').read_text()
   report.report(runs / 'seed0')
   assert (runs / 'seed0' / 'report.html').read_text() == first
 
 
-EXPECTED = ['loss', 'rate', 'tau', 'positive', 'accuracy', 'temperature', 'penalties', 'separation']
-EXPECTED += ['uniformity_tolerance', 'map', 'neighbours', 'classes']
+EXPECTED = ['loss', 'learning_rate', 'temperature', 'positive_similarity', 'accuracy', 'similarities', 'penalties']
+EXPECTED += ['separation', 'uniformity_tolerance', 'map', 'neighbours', 'classes']
 
 
 def test_every_figure_is_on_the_page_and_a_file(runs):
@@ -161,15 +161,15 @@ FRAME = """<!DOCTYPE html><body style="margin:0"><iframe style="border:0" width=
 
 
 def chromium(page: pathlib.Path, *flags):
-  """(stdout, what the console said) of a page that headless Chromium opens."""
+  """(stdout, lines of the console) of a page opened in headless Chromium."""
   command = [CHROMIUM, *FLAGS, f'--user-data-dir={page.parent / "profile"}', *flags, page.as_uri()]
   done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
   return done.stdout, [line for line in done.stderr.splitlines() if 'CONSOLE' in line]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason='no chromium here; .ci/run installs it')
+@pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed; .ci/run installs it')
 @pytest.mark.parametrize('width', [400, 1280])
-def test_a_browser_shows_the_page_without_an_error(runs, width, tmp_path):
+def test_a_browser_displays_the_page_without_an_error(runs, width, tmp_path):
   page = tmp_path / 'frame.html'
   page.write_text(FRAME.format(width=width, page=html.escape((runs / 'seed0' / 'report.html').read_text())))
   dom, console = chromium(page, '--dump-dom')
@@ -184,13 +184,13 @@ def test_a_browser_shows_the_page_without_an_error(runs, width, tmp_path):
   assert (np.abs(pixels.astype(int) - np.array(blue)[None]).max(axis=1) < 8).sum() > 100, 'the first curve is drawn'
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason='no chromium here; .ci/run installs it')
-def test_a_console_error_would_be_seen(tmp_path):
+@pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed; .ci/run installs it')
+def test_a_console_error_would_be_noticed(tmp_path):
   (tmp_path / 'page.html').write_text('<script>console.error("broken")</script>')
   assert 'broken' in chromium(tmp_path / 'page.html', '--dump-dom')[1][0]
 
 
-def test_compare_gives_the_mean_and_the_spread_over_seeds(runs, tmp_path):
+def test_compare_shows_mean_and_spread_over_seeds(runs, tmp_path):
   page = report.compare([runs / 'seed0', runs / 'seed1'], tmp_path / 'out')
   evaluations = [json.loads((runs / f'seed{seed}' / 'evaluation.json').read_text()) for seed in (0, 1)]
   found = Numbers(page.read_text()).found
@@ -201,10 +201,10 @@ def test_compare_gives_the_mean_and_the_spread_over_seeds(runs, tmp_path):
     mean, spread = text.split(' ± ')
     assert shown_equals(mean, float(value))
     assert shown_equals(spread, abs(a - b) / np.sqrt(2))
-  assert '2 runs of 1 configs' in page.read_text()
+  assert '2 runs of 1 config.' in page.read_text()
 
 
-def test_compare_names_what_differs(runs, tmp_path):
+def test_compare_names_the_keys_that_differ(runs, tmp_path):
   other = tmp_path / 'other'
   shutil.copytree(runs / 'seed1', other)
   config = json.loads((other / 'config.json').read_text())
@@ -217,79 +217,88 @@ def test_compare_names_what_differs(runs, tmp_path):
   assert '±' not in ''.join(shown for _, _, shown in Numbers(page.read_text()).found), 'one seed has no spread'
 
 
-def test_compare_tells_protocols_apart_and_refuses_a_run_twice(runs, tmp_path):
+def test_compare_distinguishes_protocols_and_refuses_duplicates(runs, tmp_path):
   other = tmp_path / 'other'
   shutil.copytree(runs / 'seed1', other)
   with pytest.raises(ValueError, match=r'are the same run \(seed 1\): give one'):
     report.compare([runs / 'seed1', other], tmp_path / 'out')
-  other = shutil.copytree(runs / 'seed0', tmp_path / 'judged_again')
+  other = shutil.copytree(runs / 'seed0', tmp_path / 'evaluated_again')
   chosen = restore(json.loads((other / 'config.json').read_text()), base.get_config(), ['eval.vote=majority'])
   evaluate.evaluate(chosen, other)
   report.compare([runs / 'seed1', other], tmp_path / 'out')
   assert re.search(r'\| B \| 0 \|.*\| eval.vote = majority \|', (tmp_path / 'out' / 'compare.md').read_text())
 
 
-def test_compare_tells_files_of_images_apart_and_not_folders_that_hold_them(runs, tmp_path):
+def test_compare_distinguishes_files_of_images_but_not_their_folders(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   config = json.loads((other / 'config.json').read_text())
-  for path, groups in (('/elsewhere/data.npz', 1), ('/elsewhere/data2.npz', 2)):
+  for path, groups in (('/elsewhere/data.npz', '1 config.'), ('/elsewhere/data2.npz', '2 configs.')):
     config['data']['path'] = path
     (other / 'config.json').write_text(json.dumps(config))
     report.compare([runs / 'seed0', other], tmp_path / 'out')
-    assert f'2 runs of {groups} configs' in (tmp_path / 'out' / 'compare.md').read_text()
+    assert f'2 runs of {groups}' in (tmp_path / 'out' / 'compare.md').read_text()
 
 
-def test_an_evaluation_that_training_has_left_behind_is_called_so(runs, tmp_path):
+def test_an_evaluation_older_than_the_last_step_is_marked(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   step = json.loads((other / 'evaluation.json').read_text())['step']
   with (other / 'metrics.jsonl').open('a') as rows:
     rows.write(json.dumps({'step': step + 7, 'epoch': 9.0, 'loss': 1.0}) + '\n')
   report.report(other)
-  told = f'evaluated at step {step} (epoch {{}}), and trained to step {step + 7} since'
-  assert re.search(re.escape(told).replace(re.escape('{}'), '.*'), (other / 'report.md').read_text())
+  note = f'evaluated at step {step} (epoch {{}}), then trained to step {step + 7}'
+  assert re.search(re.escape(note).replace(re.escape('{}'), '.*'), (other / 'report.md').read_text())
   report.compare([runs / 'seed0', other], tmp_path / 'out')
-  told = f'{other} was evaluated at step {step}, and trained to step {step + 7} since'
-  assert told in (tmp_path / 'out' / 'compare.md').read_text()
+  note = f'{other} was evaluated at step {step}, then trained to step {step + 7}'
+  assert note in (tmp_path / 'out' / 'compare.md').read_text()
 
 
-def test_features_of_unknown_origin_do_not_make_every_key_differ(runs, tmp_path):
+def test_features_without_a_config_do_not_make_every_key_differ(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   (other / 'config.json').unlink()
   report.compare([runs / 'seed0', runs / 'seed1', other], tmp_path / 'out')
   text = (tmp_path / 'out' / 'compare.md').read_text()
-  assert re.search(rf'\| A \| 0, 1 \|.*\| {report.Run.read(runs / "seed0").title} \|', text)
+  assert re.search(rf'\| A \| 0, 1 \|.*\| {report.FinishedRun.read(runs / "seed0").title} \|', text)
 
 
-def judged(**found):
-  return types.SimpleNamespace(accuracies=found, rows=[], evaluation={}, config={'seed': 0})
+def evaluated(**accuracies):
+  return types.SimpleNamespace(accuracies=accuracies, rows=[], evaluation={}, config={'seed': 0})
 
 
-def test_the_picture_of_a_comparison_is_of_what_most_runs_have():
-  runs = {'a': [judged(linear=1.0, knn5=2.0)], 'b': [judged(knn5=3.0)], 'c': [judged(knn5=4.0)]}
+def test_the_figure_of_a_comparison_shows_what_most_runs_have():
+  runs = {'a': [evaluated(linear=1.0, knn5=2.0)], 'b': [evaluated(knn5=3.0)], 'c': [evaluated(knn5=4.0)]}
   (section,) = report._comparison(runs)
   assert section.parts[1].caption == 'knn5.'
 
 
-def test_a_comparison_has_what_all_seeds_of_a_config_have():
-  (section,) = report._comparison({'a': [judged(linear=1.0, knn5=2.0), judged(knn5=4.0)]})
+def test_a_comparison_averages_only_what_all_seeds_of_a_config_have():
+  (section,) = report._comparison({'a': [evaluated(linear=1.0, knn5=2.0), evaluated(knn5=4.0)]})
   table = section.parts[0]
   row = dict(zip(table.head, table.rows[0], strict=True))
   assert row['linear, %'] == '–' and row['knn5, %'].value == 3
 
 
-def test_younger_keys_and_places_do_not_tell_runs_apart():
-  def made(seed, path, older):
+def test_later_keys_old_names_and_paths_do_not_distinguish_runs(tmp_path):
+  def finished(seed, path, older=False):
     chosen = base.get_config()
-    chosen.seed, chosen.eval.data.path = seed, path
-    known = chosen.to_dict()
+    chosen.seed, chosen.eval.data.path, chosen.eval.linear = seed, path, 'balanced_cifar'
+    saved, summary, evaluation = chosen.to_dict(), {'online_probe': 50.0}, {'settings': {}, 'knn5': 60.0}
     if older:
-      del known['init'], known['data']['stored_size'], known['eval']['data']
-    return report.Run(path, known, {}, {}, {}, [])
+      saved['eval']['linear'] = 'supervised_cifar'
+      saved['probe'] = saved.pop('online_probe')
+      del saved['init'], saved['data']['stored_size'], saved['eval']['data']
+      summary, evaluation['settings'] = {'probe': 50.0}, {'eval.linear': 'supervised_cifar'}
+    folder = tmp_path / str(seed)
+    folder.mkdir()
+    for name, contents in (('config', saved), ('summary', summary), ('evaluation', evaluation)):
+      (folder / f'{name}.json').write_text(json.dumps(contents))
+    return report.FinishedRun.read(folder)
 
-  assert len(report._groups([made(0, '/here', False), made(1, '/there', False), made(2, '', True)])) == 1
+  runs = [finished(0, '/here'), finished(1, '/there'), finished(2, '', older=True)]
+  assert len(report._groups(runs)) == 1
+  assert all(run.accuracies == {'online_probe': 50.0, 'knn5': 60.0} for run in runs)
 
 
-def test_compare_keeps_what_only_some_runs_have(runs, tmp_path):
+def test_compare_shows_what_only_some_runs_have(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   evaluation = json.loads((other / 'evaluation.json').read_text())
   lost = evaluation.pop('linear')
@@ -308,8 +317,8 @@ def test_compare_keeps_what_only_some_runs_have(runs, tmp_path):
   assert 'Measures of the projector features' in text and re.search(r'RankMe.*\| –', text)
 
 
-def test_the_command_compares_the_workdirs_that_it_is_given(runs, tmp_path):
-  root = pathlib.Path(report.__file__).parent.parent
+def test_the_command_compares_the_given_workdirs(runs, tmp_path):
+  root = pathlib.Path(report.__file__).parents[2]
   command = [
     sys.executable,
     root / 'main.py',
@@ -319,10 +328,10 @@ def test_the_command_compares_the_workdirs_that_it_is_given(runs, tmp_path):
     runs / 'seed1',
   ]
   subprocess.run(command, check=True, timeout=120)
-  assert '2 runs of 1 configs' in (tmp_path / 'compare.md').read_text()
+  assert '2 runs of 1 config.' in (tmp_path / 'compare.md').read_text()
   done = subprocess.run([*command, '--unknown'], check=False, timeout=120, capture_output=True, text=True)
   assert done.returncode == 1
-  assert "'--unknown' is no flag" in done.stderr
+  assert "'--unknown' is not a flag" in done.stderr
 
 
 def test_a_run_that_was_not_evaluated_still_has_a_page(runs, tmp_path):
@@ -333,14 +342,14 @@ def test_a_run_that_was_not_evaluated_still_has_a_page(runs, tmp_path):
   assert '<figure id="loss"' in text
 
 
-def test_the_probe_stays_beside_the_evaluation_and_thirds_have_their_own_table():
+def test_the_online_probe_is_shown_with_the_evaluation_but_thirds_are_not():
   evaluation = {'knn5': 80.0, 'knn5_head': 90.0, 'knn5_middle': 80.0, 'knn5_tail': 70.0, 'linear_std': 0.1}
-  found = report.Run(pathlib.Path(), {}, {'knn5': 79.0, 'probe': 60.0}, evaluation, {}, [])
-  assert found.accuracies == {'probe': 60.0, 'knn5': 80.0}
+  found = report.FinishedRun(pathlib.Path(), {}, {'knn5': 79.0, 'online_probe': 60.0}, evaluation, {}, [])
+  assert found.accuracies == {'online_probe': 60.0, 'knn5': 80.0}
 
 
 def test_nothing_to_report_is_refused_in_one_line(tmp_path):
-  with pytest.raises(ValueError, match='holds no records: train or evaluate there first'):
+  with pytest.raises(ValueError, match='has nothing to report: train or evaluate there first'):
     report.report(tmp_path)
   with pytest.raises(ValueError, match='at least two workdirs'):
     report.compare([tmp_path], tmp_path)

@@ -13,7 +13,7 @@ from tests.test_train import tiny
 
 def views(tmp_path, image, examples=1, **changes):
   """The views of each of several examples of the same image, [examples, size, size, 3] each."""
-  augments = builder.prepare(tiny(tmp_path, **changes)).augments
+  augments = builder.build(tiny(tmp_path, **changes)).views.training
   keys = jax.random.split(jax.random.key(0), examples)
   return [np.asarray(jax.jit(jax.vmap(augment, in_axes=(0, None)))(keys, image)) for augment in augments]
 
@@ -43,13 +43,13 @@ def test_every_second_view_has_the_other_augmentation(tmp_path):
 )
 def test_what_makes_no_network_is_told_in_one_line(tmp_path, changes, message):
   with pytest.raises(ValueError, match='^' + message) as error:
-    builder.prepare(tiny(tmp_path, **changes))
+    builder.build(tiny(tmp_path, **changes))
   assert '\n' not in str(error.value)
 
 
 def test_a_mistake_in_the_other_augmentation_is_named(tmp_path):
   with pytest.raises(ValueError, match=r'^augment_other\.solarise = 0\.1 does not exist: did you mean .solarize'):
-    builder.prepare(tiny(tmp_path, augment_other=dict(solarise=0.1)))
+    builder.build(tiny(tmp_path, augment_other=dict(solarise=0.1)))
 
 
 def areas(view):
@@ -78,7 +78,7 @@ def test_small_crops_of_the_host_are_those_of_the_device(tmp_path):
   np.savez(tmp_path / 'ramps.npz', train_images=images, test_images=images)
   crops = dict(augment=dict(name='none', crop=True, crop_scale=(0.4, 0.9)), small_crops=dict(number=2, size=6))
   changes = {'data.path': str(tmp_path / 'ramps.npz'), 'data.on_device': 'no', 'small_crops.scale': (0.05, 0.14)}
-  with contextlib.closing(builder.prepare(tiny(tmp_path, **crops, **changes)).host_batches(0)) as batches:
+  with contextlib.closing(builder.build(tiny(tmp_path, **crops, **changes)).host_batches(0)) as batches:
     large, small = next(batches)['images']
   assert large.shape == (32, 2, 12, 12, 3) and small.shape == (32, 2, 6, 6, 3)
   for group, (low, high) in ((large, (0.4, 0.9)), (small, (0.05, 0.14))):
@@ -90,7 +90,7 @@ def test_small_crops_of_the_host_are_those_of_the_device(tmp_path):
 
 def test_host_batches_are_cropped_as_each_view_asks(tmp_path):
   small = dict(crop=True, crop_scale=(0.05, 0.05))
-  prepared = builder.prepare(tiny(tmp_path, augment=dict(name='none'), augment_other=small, **{'data.on_device': 'no'}))
+  prepared = builder.build(tiny(tmp_path, augment=dict(name='none'), augment_other=small, **{'data.on_device': 'no'}))
   with contextlib.closing(prepared.host_batches(0)) as batches:
     batch = next(batches)
   whole, (images,) = prepared.train.items[batch['index']], batch['images']

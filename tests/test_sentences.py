@@ -1,4 +1,4 @@
-"""A run of sentences from its file to its report: the same on any devices, interrupted or not, with any method."""
+"""Training on sentences, from the text file to the report: on any devices, interrupted or not, with any method."""
 
 import json
 
@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from configs import base, sentences
-from ssl_jax import config, train
+from ssl_jax import config, methods, train
+from ssl_jax.data.modality import IMAGES, SENTENCES
 from ssl_jax.evals import evaluate, sts
 from ssl_jax.models import torch_weights
-from ssl_jax.reporting import export, report
+from ssl_jax.reporting import export, report, views
 from ssl_jax.run import builder
 from tests.test_train import asked_to_stop_at, final
 
@@ -49,7 +50,7 @@ def small(tmp_path, **changes):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-  """(where the data lies, the workdir of a finished run, its config)"""
+  """(folder of the data, workdir of a finished run, its config)"""
   folder = tmp_path_factory.mktemp('sentences')
   chosen = small(folder, **{'eval.at_start': True, 'eval.at_end': True})
   train.train(chosen, str(folder / 'run'))
@@ -60,38 +61,38 @@ def test_rows_and_summary_have_the_correlations(trained):
   _, workdir, _ = trained
   rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
   names = {'spearman_stsb', 'spearman_sts12', 'spearman_mean'}
-  judged = [row for row in rows if names <= row.keys()]
-  assert [row['step'] for row in judged] == [0, 4, 6]
-  assert all(row['spearman_mean'] == np.mean([row['spearman_stsb'], row['spearman_sts12']]) for row in judged)
+  evaluated = [row for row in rows if names <= row.keys()]
+  assert [row['step'] for row in evaluated] == [0, 4, 6]
+  assert all(row['spearman_mean'] == np.mean([row['spearman_stsb'], row['spearman_sts12']]) for row in evaluated)
   assert all('sentences_per_second' in row for row in rows if 'loss' in row)
   losses = [row['loss'] for row in rows if 'loss' in row]
   assert losses[-1] < losses[0]
-  assert json.loads((workdir / 'summary.json').read_text())['spearman_stsb'] == judged[-1]['spearman_stsb']
+  assert json.loads((workdir / 'summary.json').read_text())['spearman_stsb'] == evaluated[-1]['spearman_stsb']
 
 
-def test_the_evaluation_is_what_slow_loops_find(trained):
+def test_the_evaluation_equals_slow_loops(trained):
   folder, workdir, chosen = trained
-  prepared = builder.prepare(chosen)
+  prepared = builder.build(chosen)
   evaluator = evaluate.evaluator_of(prepared)
   state = final(workdir, chosen)[1]
   pairs = sts.read(str(folder / 'sts'))['stsb']
 
   def features(line):
     tokens = prepared.train.vocabulary.encode([line], 16)[0]
-    return np.asarray(prepared.method.features(*state.evaluated, prepared.normalize(tokens)[None])['backbone'][0])
+    return np.asarray(prepared.method.features(*state.evaluated, prepared.views.shown(tokens)[None])['backbone'][0])
 
   cosine = lambda a, b: a @ b / np.linalg.norm(a) / np.linalg.norm(b)
   cosines = [cosine(features(a), features(b)) for a, b in zip(pairs.first, pairs.second, strict=True)]
   found = json.loads((workdir / 'evaluation.json').read_text())
   np.testing.assert_allclose(found['spearman_stsb'], sts.spearman(np.array(cosines), pairs.score), atol=1e-6)
-  alike = [1 - c for c, score in zip(cosines, pairs.score, strict=True) if score >= sts.ALIKE]
+  alike = [1 - c for c, score in zip(cosines, pairs.score, strict=True) if score >= sts.PARAPHRASE]
   np.testing.assert_allclose(found['measures']['backbone']['alignment'], 2 * np.mean(alike), rtol=1e-4)
   again = evaluator.scores(prepared.devices.replicate(state))
   assert again == {name: found[name] for name in again}
 
 
-def test_two_devices_make_the_same_run(trained, tmp_path):
-  """With the dropout of each sentence where it was."""
+def test_two_devices_give_the_same_run(trained, tmp_path):
+  """The dropout of a sentence does not depend on its device."""
   folder, workdir, chosen = trained
   other = small(folder, **{'parallel.devices': 2, 'eval.sts': ''})
   train.train(other, str(tmp_path / 'two'))
@@ -111,7 +112,7 @@ def test_an_interrupted_run_is_the_same_run(trained, tmp_path):
 
 
 @pytest.mark.parametrize('method', ['simclr', 'moco'])
-def test_other_methods_take_sentences(trained, tmp_path, method):
+def test_other_methods_train_on_sentences(trained, tmp_path, method):
   temperature = dict(name='shifted_cosine', tau_min=0.03, tau_max=0.05, shift=-0.4, scale=0.7)
   changes = {
     'simclr': {'method': dict(name='simclr'), 'temperature': temperature},
@@ -129,17 +130,17 @@ def test_the_exported_encoder_gives_the_same_features_and_starts_another_run(tra
   assert {file.name for file in out.iterdir()} == {
     *('encoder.safetensors', 'encoder.jax', 'projector.safetensors', 'README.md', 'vocab.txt')
   }
-  prepared = builder.prepare(chosen)
+  prepared = builder.build(chosen)
   assert (out / 'vocab.txt').read_text().split() == list(prepared.train.vocabulary.pieces)
   tokens = prepared.train.items[:3]
   program = jax.export.deserialize(bytearray((out / 'encoder.jax').read_bytes()))
   state = final(workdir, chosen)[1]
-  expected = prepared.method.features(*state.evaluated, jax.vmap(prepared.normalize)(tokens))['backbone']
+  expected = prepared.method.features(*state.evaluated, jax.vmap(prepared.views.shown)(tokens))['backbone']
   np.testing.assert_allclose(program.call(tokens), expected, atol=1e-5)
   started = {'init': str(out / 'encoder.safetensors'), 'data.vocabulary': str(out / 'vocab.txt')}
-  other = builder.prepare(small(folder, **started))
+  other = builder.build(small(folder, **started))
   chex.assert_trees_all_equal(other.initial_state().params['network']['encoder'], state.params['network']['encoder'])
-  results = evaluate.evaluate(small(folder, **started), str(tmp_path / 'judged'))
+  results = evaluate.evaluate(small(folder, **started), str(tmp_path / 'evaluated'))
   assert results['step'] == 0
   found = json.loads((workdir / 'evaluation.json').read_text())
   assert results['spearman_mean'] == pytest.approx(found['spearman_mean'], abs=1e-6)
@@ -151,7 +152,7 @@ def test_the_report_shows_the_correlations(trained):
   assert 'Spearman, stsb, × 100' in text and 'train sentences' in text
 
 
-def test_the_nearest_sentences_are_written_down(trained):
+def test_the_nearest_sentences_are_written(trained):
   folder, workdir, _ = trained
   lines = (workdir / 'neighbours.txt').read_text().splitlines()
   known = set((folder / 'sts' / 'stsb.tsv').read_text().replace('\n', '\t').split('\t'))
@@ -163,9 +164,9 @@ def test_the_nearest_sentences_are_written_down(trained):
     assert list(map(float, cosines)) == sorted(map(float, cosines), reverse=True)
 
 
-def test_views_are_of_images(trained, tmp_path):
+def test_views_of_sentences_are_not_drawn(trained, tmp_path):
   with pytest.raises(ValueError, match=r"^data\.source = 'text' has no pictures"):
-    evaluate.draw_views(trained[2], str(tmp_path))
+    views.draw_views(trained[2], str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -173,89 +174,92 @@ def test_views_are_of_images(trained, tmp_path):
   [
     (
       {'model': dict(name='resnet_tiny')},
-      r"model\.name = 'resnet_tiny' does not read data\.source = 'text': give bert",
+      r"model\.name = 'resnet_tiny' encodes images, but data\.source = 'text' has sentences: give bert",
     ),
     (
       {'augment': dict(name='simclr')},
       r"augment\.name = 'simclr' has no meaning for sentences: set augment\.name='drop",
     ),
     ({'eval.k': (5,)}, r'eval\.k = \[5\] has no meaning for sentences: set eval\.k=\[\]'),
-    ({'probe': 0.1}, r'probe = 0\.1 has no meaning for sentences: set probe=0\.0'),
+    ({'online_probe': 0.1}, r'online_probe = 0\.1 has no meaning for sentences: set online_probe=0\.0'),
     (
       {'model.vocabulary': 20},
-      r'model\.vocabulary = 20 is less than the \d+ pieces of the vocabulary of the sentences',
+      r'model\.vocabulary = 20 must be at least the \d+ entries of the vocabulary of the sentences',
     ),
-    ({'data.path': 'nowhere.txt'}, r"data\.path = 'nowhere\.txt' is no file"),
-    ({'data.vocabulary': 'nowhere.txt'}, r"data\.vocabulary = 'nowhere\.txt' is no file"),
-    ({'init': 'x.safetensors'}, r"data\.vocabulary = '' does not number words as init = 'x\.safetensors' does"),
-    ({'augment.rate': 0.3}, r'augment\.rate = 0\.3 has no meaning for sentences: drop it, or set model\.dropout'),
-    ({'augment_other': dict(flip=0.5)}, r'augment_other\.flip = 0\.5 has no meaning for sentences'),
+    ({'data.path': 'nowhere.txt'}, r"data\.path = 'nowhere\.txt' is not a file"),
+    ({'data.vocabulary': 'nowhere.txt'}, r"data\.vocabulary = 'nowhere\.txt' is not a file"),
+    ({'init': 'x.safetensors'}, r"init = 'x\.safetensors' needs the vocabulary of its weights"),
+    ({'augment.rate': 0.3}, r'augment\.rate has no meaning for sentences: leave it out, or set model\.dropout'),
+    ({'augment_other': dict(flip=0.5)}, r'augment_other\.flip has no meaning for sentences'),
     ({'data.on_device': 'no'}, r"data\.on_device = 'no' has no meaning for sentences"),
-    ({'eval.sts': 'nowhere'}, r"eval\.sts = 'nowhere' is no folder"),
+    ({'eval.sts': 'nowhere'}, r"eval\.sts = 'nowhere' is not a folder"),
     ({'batch_size': 512}, r'batch_size = 512 is larger than the 64 sentences'),
   ],
 )
-def test_mistakes_are_told_at_once(trained, changes, message):
+def test_invalid_configs_are_refused_before_training(trained, changes, message):
   with pytest.raises(ValueError, match='^' + message):
-    builder.prepare(small(trained[0], **changes))
+    builder.build(small(trained[0], **changes))
 
 
-def test_sentences_need_pairs_to_be_judged(trained, tmp_path):
-  with pytest.raises(ValueError, match=r"^eval\.sts = '' names no pairs"):
+def test_evaluating_sentences_needs_scored_pairs(trained, tmp_path):
+  with pytest.raises(ValueError, match=r"^eval\.sts = '' names no scored pairs"):
     evaluate.evaluate(small(trained[0], init='random', **{'eval.sts': ''}), str(tmp_path))
 
 
-def test_words_of_sentences_are_refused_for_images():
+def test_keys_of_sentences_are_refused_for_images():
   chosen = config.load('configs/cifar10.py', ['eval.sts=sts'])
   with pytest.raises(ValueError, match=r"^eval\.sts = 'sts' has no meaning for images: set eval\.sts=''"):
-    builder.try_network(chosen)
+    IMAGES.check(chosen, methods.parts(chosen, None).network.encoder)
 
 
-def test_an_encoder_of_sentences_is_refused_for_images():
+def test_a_sentence_encoder_is_refused_for_images():
   chosen = config.load('configs/cifar10.py', ['model.name=bert_tiny'])
-  with pytest.raises(ValueError, match=r"^model\.name = 'bert_tiny' does not read data\.source = 'tfds'"):
-    builder.try_network(chosen)
+  with pytest.raises(
+    ValueError, match=r"^model\.name = 'bert_tiny' encodes sentences, but data\.source = 'tfds' has images"
+  ):
+    IMAGES.check(chosen, methods.parts(chosen, None).network.encoder)
 
 
 def test_another_vocabulary_is_refused(trained, tmp_path):
-  """Of another text with as many sentences, which would number the words of the weights anew."""
+  """Another text with as many sentences would number the words differently."""
   folder, workdir, _ = trained
   lines = (folder / 'sentences.txt').read_text().split('\n')
   (tmp_path / 'other.txt').write_text('\n'.join(line.replace('dog', 'zebra') for line in lines))
   other = small(folder, **{'data.path': str(tmp_path / 'other.txt')})
   kept = (workdir / 'vocab.txt').read_text()
-  for judge in (train.train, evaluate.evaluate):
+  for run in (train.train, evaluate.evaluate):
     with pytest.raises(ValueError, match=r'is of another config \(data\.words = '):
-      judge(other, str(workdir))
+      run(other, str(workdir))
   assert (workdir / 'vocab.txt').read_text() == kept
 
 
-def test_long_pairs_are_judged_whole(trained, tmp_path):
-  """Two sentences that differ after the last token of training are two."""
+def test_long_sentences_are_not_cut(trained, tmp_path):
+  """Two sentences that differ only after the last token of training have different features."""
   folder, _, _ = trained
   start = ' '.join(WORDS)
   pairs = [(5, 'a dog', 'a dog'), (3, f'{start} dog', f'{start} cat'), (1, 'a red house', 'the blue cat')]
   (tmp_path / 'long.tsv').write_text(''.join(f'test\t{score}\t{a}\t{b}\n' for score, a, b in pairs))
-  prepared = builder.prepare(small(folder, **{'eval.sts': str(tmp_path)}))
+  prepared = builder.build(small(folder, **{'eval.sts': str(tmp_path)}))
   evaluator = evaluate.evaluator_of(prepared)
   found = evaluator.scores(prepared.devices.replicate(prepared.initial_state()))
   assert found.keys() == {'spearman_long', 'spearman_mean'}
-  places = [evaluator._place[f'{start} {word}'] for word in ('dog', 'cat')]
+  places = [evaluator._position[f'{start} {word}'] for word in ('dog', 'cat')]
   assert np.abs(np.subtract(*evaluator.latest[places])).max() > 1e-4
   np.testing.assert_allclose(np.linalg.norm(evaluator.latest, axis=1), 1, rtol=1e-5)
 
 
-def test_every_variant_makes_a_network():
+def test_every_variant_builds_a_network():
   for variant in sentences.VARIANTS:
     chosen = config.load(f'configs/sentences.py:{variant}', ['model.depth=1'])
-    builder.try_network(chosen)
-    assert len(builder.augments_of(chosen, on_device=True)[0]) == 2
+    encoder = methods.parts(chosen, None).network.encoder
+    SENTENCES.check(chosen, encoder)
+    assert len(SENTENCES.views(chosen, on_device=True).training) == 2
 
 
-def test_files_of_images_are_not_taken_for_bert_s(trained, tmp_path):
+def test_weights_of_image_encoders_are_refused(trained, tmp_path):
   import safetensors.numpy
 
   safetensors.numpy.save_file({'conv1.weight': np.ones((1, 1), np.float32)}, tmp_path / 'resnet.safetensors')
-  encoder = builder.prepare(trained[2]).method.network.encoder
-  with pytest.raises(ValueError, match=r"has 'conv1\.weight', which the encoder has not"):
+  encoder = builder.build(trained[2]).method.network.encoder
+  with pytest.raises(ValueError, match=r"has 'conv1\.weight', which the encoder does not have"):
     torch_weights.load(tmp_path / 'resnet.safetensors', encoder, 8)

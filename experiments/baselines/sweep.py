@@ -1,10 +1,10 @@
 """Every method of configs/cifar10.py for 30 epochs: does it train, how fast, in how much memory?
 
-  python -m experiments.baselines.sweep --budget-minutes=25 --ahead=3
+  python -m experiments.baselines.sweep --budget-minutes=25
 
-What a config has for 200 epochs is shortened with the run: milestones, the period of a schedule, DINO's warm-up of the
-teacher's temperature, the start of SwAV's queue. Cosine schedules end with the run by themselves. Warm-ups of the
-learning rate stay as they are: they are short, and for the first steps.
+Settings for 200 epochs are scaled to 30: milestones, the period of a temperature schedule, the warm-up of DINO's
+teacher temperature, the start of SwAV's queue. Cosine schedules always end with the run. Learning-rate warm-ups are
+short and stay as they are.
 """
 
 import pathlib
@@ -13,7 +13,7 @@ from experiments import runner
 from experiments.tables import Column, Row, Sweep
 
 
-def row(variant, title, changes=None, minutes=2.5):
+def row(variant: str, title: str, changes: dict | None = None, minutes: float = 2.5) -> Row:
   config = f'configs/cifar10.py:{variant}' if variant != 'simclr' else 'configs/cifar10.py'
   return Row(variant, title, config, changes or {}, minutes=minutes)
 
@@ -23,15 +23,15 @@ CACR = {'optimizer.milestones': (23.25, 25.5, 27.75)}  # (155, 170, 185) of 200
 SWEEP = Sweep(
   title='Every method of the papers, CIFAR-10, 30 epochs',
   protocol=(
-    'CIFAR-10, 30 epochs, last epoch, one run training at a time. kNN: backbone features, 200 neighbours, vote '
-    'exp(s/0.1). Linear: logistic regression (L-BFGS) on the same features. Seconds an epoch: the median over '
-    'the epochs but the first. Peak memory: the most that jax held on the device at once.'
+    'CIFAR-10, 30 epochs, last epoch, one run training at a time. kNN: backbone features, 200 neighbours, votes '
+    'weighted by exp(s/0.1). Linear: logistic regression (L-BFGS) on the same features. Seconds per epoch: median '
+    'over all epochs except the first. Peak memory: the most that jax held on the device, including kNN.'
   ),
   columns=(
     Column('knn200', 'kNN-200, %'),
     Column('linear', 'linear, %'),
     Column('seconds_per_epoch', 's/epoch'),
-    Column('peak_memory_gib', 'peak memory, kNN too, GiB'),
+    Column('peak_memory_gib', 'peak memory, GiB'),
   ),
   common={'epochs': 30, 'eval.every_epochs': 0},
   timed=True,
@@ -48,9 +48,9 @@ SWEEP = Sweep(
     row('arb', 'ARB'),
     row('dino', 'DINO', {'method.teacher_temperature.epochs': 4.5}, minutes=3),
     Row('swav_no_queue', 'SwAV', 'configs/cifar10.py:swav', minutes=3),
-    row('swav', 'SwAV, a queue of 3,840 from epoch 2', {'method.queue': 3840, 'method.queue_epochs': 2}, minutes=3),
+    row('swav', 'SwAV, queue of 3,840 from epoch 2', {'method.queue': 3840, 'method.queue_epochs': 2}, minutes=3),
     row('memory_bank', 'memory bank, 4,095 negatives', {'method.negatives': 4095, **MEMORY}),
-    row('memory_bank_hard', 'memory bank, the hardest 8.19 %', MEMORY, minutes=3),
+    row('memory_bank_hard', 'memory bank, hardest 8.19 %', MEMORY, minutes=3),
     row('dystress', 'DySTreSS'),
     row('kukleva', "Kukleva's schedule", {'temperature.period': 30}),
     row('dcl', 'DCL'),
@@ -61,7 +61,7 @@ SWEEP = Sweep(
     row('hard_negative', 'hard negatives (HCL)'),
     row(
       'cmc',
-      'CMC with the negatives of all views, K = 4, AlexNet',
+      'CMC, negatives of all views, K = 4, AlexNet',
       {'method.name': 'simclr', 'loss.name': 'multi_positive', **CACR},
       minutes=3,
     ),

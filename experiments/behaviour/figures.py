@@ -1,9 +1,9 @@
-"""Figures 4 to 9 of the paper from results.jsonl, with whichever rows are there.
+"""Figures 4 to 9 of Wang & Liu 2021 from results.jsonl, with the rows that have been run.
 
   python -m experiments.behaviour.figures
 
-writes beside this file accuracy.svg (Fig. 9), uniformity.svg (Fig. 4 and 6) and tolerance.svg (Fig. 5 and 7) against
-the temperature, separation.svg (Fig. 8) and similarities.svg, and says which rows are missing.
+writes accuracy.svg (Fig. 9), uniformity.svg (Fig. 4 and 6) and tolerance.svg (Fig. 5 and 7) against the temperature,
+separation.svg (Fig. 8) and similarities.svg beside this file, and lists the rows that are missing.
 """
 
 import pathlib
@@ -21,12 +21,12 @@ from ssl_jax.reporting.figures import COLOURS, INK, MARKS, style, svg
 FOLDER = pathlib.Path(__file__).parent
 NAMES = {'linear': 'accuracy', 'projector/uniformity': 'uniformity', 'projector/same_label_similarity': 'tolerance'}
 KINDS = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
-Results = Mapping[str, Sequence[Mapping]]  # the results of a row, seed by seed, by its name
+Results = Mapping[str, Sequence[Mapping]]  # {row name: its results, one per seed}
 
 
 @style()
 def against_temperature(column: tables.Column, results: Results) -> Figure:
-  """One measure of the ordinary and of the hard loss against τ: here, and in the paper where it has a number."""
+  """One measure of the ordinary and the hard loss against τ: ours, and the paper's where it is printed."""
   figure = Figure(figsize=(4.9, 3.4), layout='constrained')
   axis = figure.subplots()
   rows = {row.name: row for row in SWEEP.rows}
@@ -49,7 +49,7 @@ def against_temperature(column: tables.Column, results: Results) -> Figure:
 
 
 def _panels(results: Results) -> tuple[Figure, list[tuple]]:
-  """A panel for each row, with the curves of its first seed."""
+  """One panel per row, with the curves of its first seed."""
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
   figure = Figure(figsize=(2.4 * columns, 2.1 * lines), layout='constrained')
@@ -64,7 +64,7 @@ def _panels(results: Results) -> tuple[Figure, list[tuple]]:
 
 @style()
 def separation(results: Results) -> Figure:
-  """Mean similarity of the positive and of the ten nearest negatives; the lines are ± one deviation."""
+  """Mean similarity of the positive and of the ten nearest negatives, ± one standard deviation."""
   figure, panels = _panels(results)
   for axis, curves in panels:
     mean, std = curves['separation_mean'], curves['separation_std']
@@ -93,7 +93,7 @@ def similarities(results: Results) -> Figure:
 
 
 def main(results: pathlib.Path = FOLDER, out: pathlib.Path = FOLDER) -> list[pathlib.Path]:
-  """Draws what the results allow, and returns the files."""
+  """Draws all figures that have results, and returns their files."""
   finished, found = tables.done(SWEEP, results), {}
   for row in SWEEP.rows:
     found[row.name] = [result for (name, _), result in sorted(finished.items()) if name == row.name]
@@ -103,7 +103,7 @@ def main(results: pathlib.Path = FOLDER, out: pathlib.Path = FOLDER) -> list[pat
   if not found:
     return []
   drawn = {NAMES[column.metric]: against_temperature(column, found) for column in SWEEP.columns}
-  plain = ('contrastive', 'hard', 'simple')  # losses of the paper, on CIFAR-10
+  plain = ('contrastive', 'hard', 'simple')  # the paper's losses, on CIFAR-10
   shown = {name: of_row for name, of_row in found.items() if name.startswith(plain)}
   if shown:
     drawn |= {'separation': separation(shown), 'similarities': similarities(shown)}

@@ -1,4 +1,4 @@
-"""The behaviour of contrastive loss on CIFAR-10: Table 1, and Tables 1 and 2 of the supplement.
+"""Wang & Liu 2021 on CIFAR-10: Table 1, and Tables 1 and 2 of the supplement.
 
 python -m experiments.behaviour.sweep --budget-minutes=25
 python -m experiments.behaviour.figures
@@ -6,6 +6,7 @@ python -m experiments.behaviour.figures
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 from experiments import runner
 from experiments.tables import Column, Row, Sweep, on_cifar100
@@ -25,11 +26,11 @@ MEASURES = {
 REQUIRED = ('contrastive_0.07', 'contrastive_0.3', 'contrastive_1.0', 'hard_0.3')
 
 
-def published(accuracy, measures=()):
+def published(accuracy: float, measures: Sequence[float] = ()) -> dict[str, float]:
   return {LINEAR: accuracy, **dict(zip((UNIFORMITY, TOLERANCE), measures, strict=False))}
 
 
-def softmax(loss, tau):
+def softmax(loss: str, tau: float) -> Row:
   return Row(
     name=f'{loss}_{tau}',
     title=f'{loss}, τ = {tau}',
@@ -41,8 +42,8 @@ def softmax(loss, tau):
   )
 
 
-def sampled(tau):
-  """The ordinary loss with as many negatives as the hard one has, but drawn at random."""
+def sampled(tau: float) -> Row:
+  """The ordinary loss with as many negatives as the hard loss, drawn at random."""
   changes = {'method.negatives': 4095, 'temperature.tau': tau}
   title = f'contrastive, τ = {tau}, 4,095 random negatives'
   return dataclasses.replace(
@@ -50,8 +51,8 @@ def sampled(tau):
   )
 
 
-# As τ grows the contrastive loss becomes the simple one with a weight of 1 / N (Eq. 7), N its number of negatives; the
-# paper prints no weight, and the authors' code has this one.
+# As τ grows, the contrastive loss approaches the simple loss with weight 1 / N (Eq. 7), with N the number of negatives.
+# The paper prints no weight; the authors' code uses this one.
 SIMPLE = {'loss.name': 'simple', 'loss.weight': 1 / 49_999, 'temperature.name': 'none'}
 HARD_SIMPLE = {'loss.name': 'hard_simple', 'loss.fraction': 0.0819, 'loss.weight': 1 / 4095, 'temperature.name': 'none'}
 ROWS = [softmax(loss, tau) for tau in TAUS for loss in ('contrastive', 'hard')]
@@ -74,7 +75,7 @@ ROWS += [
     minutes=9,
   ),
 ]
-# Table 1, its half of CIFAR-100: accuracy, uniformity, tolerance.
+# The CIFAR-100 half of Table 1: accuracy, uniformity, tolerance.
 CIFAR100 = {
   'contrastive_0.07': (51.82, -3.86, 0.10),
   'contrastive_0.3': (56.44, -3.60, 0.269),
@@ -91,17 +92,17 @@ ROWS += [
   on_cifar100(row, published(CIFAR100[row.name][0], CIFAR100[row.name][1:])) for row in ROWS if row.name in CIFAR100
 ]
 SWEEP = Sweep(
-  title='Understanding the behaviour of contrastive loss, CIFAR-10',
+  title='Understanding the Behaviour of Contrastive Loss (Wang & Liu 2021), CIFAR-10',
   protocol=(
-    'CIFAR-10 (or 100, where a row says so), ResNet-18, memory bank, 200 epochs, last epoch. '
-    'Linear classifier on the backbone features '
-    '(512): SGD at 30, ×0.2 at 40, 60 and 80 of 100 epochs, no decay, no augmentation. Uniformity log E '
-    'exp(−2‖x − y‖²) and tolerance, the mean similarity of images of one class: of the embeddings (128) of the'
-    ' test images. The paper prints the negative of the uniformity.'
+    'CIFAR-10 unless a row says CIFAR-100. ResNet-18, memory bank, 200 epochs, last epoch. '
+    'Linear classifier on the backbone features (512): SGD, learning rate 30, ×0.2 at epochs 40, 60 and 80 of 100, '
+    'no weight decay, no augmentation. Uniformity is log E exp(−2‖x − y‖²) and tolerance is the mean similarity of '
+    'images of the same class, both on the embeddings (128) of the test images. The paper prints the uniformity '
+    'with the opposite sign.'
   ),
   columns=(Column(LINEAR, 'linear, %'), Column(UNIFORMITY, 'uniformity'), Column(TOLERANCE, 'tolerance', digits=3)),
   rows=sorted(ROWS, key=lambda row: row.further),
-  # Local separation (Fig. 8) is among all test images.
+  # Local separation (Fig. 8) is measured on all test images.
   common={'eval.linear': 'behaviour', 'eval.view_images': 10_000},
   curves=(
     'separation_mean',

@@ -1,24 +1,26 @@
-"""Contrastive attraction and contrastive repulsion on CIFAR-10: Table 2, and the ablations of Tables 3, 10 to 13, 20.
+"""CACR (Zheng et al. 2023) on CIFAR-10: Table 2, and the ablations of Tables 3, 10 to 13 and 20.
 
 python -m experiments.cacr.sweep --budget-minutes=25
 """
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 
 from experiments import runner
 from experiments.tables import Column, Row, Sweep, on_cifar100
 
 K1, K4, CMC = (f'configs/cifar10.py:{variant}' for variant in ('cacr_k1', 'cacr', 'cmc'))
 LINEAR = 'finetune'  # with crops and flips
-# App. C.1: what the baselines of 768 images change in CACR, K = 1.
+Accuracy = float | tuple[float, float]
+# App. C.1: the overrides that turn CACR, K = 1 into the baselines, all with 768 images per step.
 CL = {'method.by_view_pair': False, 'loss.name': 'info_nce', 'temperature.name': 'constant', 'temperature.tau': 0.19}
 AU_CL = {'method.by_view_pair': False, 'loss.name': 'align_uniform', 'loss.t': 2.0}
 HN_CL = {
   'method.by_view_pair': False,
   'loss.name': 'hard_negative',
   'loss.beta': 1.0,
-  'loss.tau_plus': 0.1,  # of HCL's code, whose other values are the printed ones
+  'loss.tau_plus': 0.1,  # from the authors' code of HCL, whose other values equal the printed ones
   'temperature.name': 'constant',
   'temperature.tau': 0.5,
 }
@@ -27,15 +29,15 @@ LONG = {'epochs': 400, 'optimizer.milestones': (310, 340, 370)}  # Table 3
 UNIFORM = {'loss.positive_weights': 'uniform', 'loss.negative_weights': 'uniform'}
 
 
-def k1(name, title, accuracy, changes=None, **more):
+def k1(name: str, title: str, accuracy: Accuracy, changes: dict | None = None, **more) -> Row:
   return Row(name, title, K1, changes or {}, published={LINEAR: accuracy}, **{'minutes': 6, **more})
 
 
-def k4(name, title, accuracy, changes=None, **more):
+def k4(name: str, title: str, accuracy: Accuracy, changes: dict | None = None, **more) -> Row:
   return Row(name, title, K4, changes or {}, published={LINEAR: accuracy}, **{'minutes': 9, **more})
 
 
-def ablation(key, value, row, name, title, accuracy):
+def ablation(key: str, value: float, row: Callable, name: str, title: str, accuracy: float) -> Row:
   return row(f'{name}_{key}_{value}', f'{title}, {key} = {value}', accuracy, {f'loss.{key}': value}, further=True)
 
 
@@ -49,7 +51,7 @@ TABLE_2 = (
     CMC,
     published={LINEAR: 85.54},
     minutes=9,
-    note='the paper prints 0.07 for ImageNet and none here',
+    note='the paper prints τ only for ImageNet: 0.07',
   ),
   k1('hn_cl', 'HN-CL, τ = 0.5, β = 1', 83.67, HN_CL),
   k4('uaur', 'UAUR: both weights uniform', 77.17, UNIFORM),  # Table 11
@@ -57,14 +59,14 @@ TABLE_2 = (
 )
 
 
-def standardized(row):
-  """The classifier sees centred and scaled features; the authors' code leaves them as they are."""
+def standardized(row: Row) -> Row:
+  """The classifier sees centred and scaled features; the authors' code uses them as they are."""
   names = dict(name=f'{row.name}_standardized', title=f'{row.title}, standardized features')
   return dataclasses.replace(row, **names, changes={**row.changes, 'eval.linear': 'cacr_small'}, further=True)
 
 
 CIFAR100 = dict(cl=55.41, au_cl=55.31, hn_cl=55.87, cacr_k1=56.52, cmc=58.64, cacr_k4=59.41)  # Tables 2 and 8
-# Table 2, pretrained on imbalanced images; its classifiers see all, as in the authors' code. CIFAR-10, CIFAR-100.
+# Table 2, pretrained on imbalanced images; classifiers see all images, as in the authors' code. CIFAR-10, CIFAR-100.
 IMBALANCED = {
   'linear': dict(
     cl=(79.88, 52.29),
@@ -85,8 +87,8 @@ IMBALANCED = {
 }
 
 
-def imbalanced(rule, name, accuracies):
-  """On CIFAR-10 and on CIFAR-100."""
+def imbalanced(rule: str, name: str, accuracies: tuple[float, float]) -> tuple[Row, Row]:
+  """A row of Table 2 with imbalanced training images, on CIFAR-10 and on CIFAR-100."""
   row = next(row for row in TABLE_2 if row.name == name)
   names = dict(name=f'{name}_{rule}', title=f'{row.title}, {rule} imbalance', config=f'{row.config},{rule}_imbalance')
   minutes = {'linear': 5, 'exponential': 3}[rule]
@@ -96,13 +98,13 @@ def imbalanced(rule, name, accuracies):
 
 
 SWEEP = Sweep(
-  title='Contrastive attraction and contrastive repulsion for representation learning (CACR), CIFAR-10',
+  title='Contrastive Attraction and Contrastive Repulsion for Representation Learning (CACR), CIFAR-10',
   protocol=(
-    'CIFAR-10 (or 100, where a row says so), small AlexNet, 200 epochs, last epoch; '
-    '768 images a step with one positive, 128 with four. '
-    'Linear classifier on fc7 (4,096) as it is: Adam at 1e-3, β 0.5 and 0.999, ×0.2 at 60 and 80 of 100 epochs, batch '
-    '128, on random crops (0.2 to 1 of the area) and flips, and the same without them. kNN: the same features, '
-    '200 neighbours, vote exp(s/0.1).'
+    'CIFAR-10 unless a row says CIFAR-100. Small AlexNet, 200 epochs, last epoch; '
+    '768 images per step with one positive, 128 with four. '
+    'Linear classifier on the fc7 features (4,096), used as they are unless a row says standardized: Adam, learning '
+    'rate 1e-3, β 0.5 and 0.999, ×0.2 at epochs 60 and 80 of 100, batch 128, with random crops (0.2 to 1 of the area) '
+    'and flips, and again without them. kNN: the same features, 200 neighbours, votes weighted by exp(s/0.1).'
   ),
   columns=(
     Column(LINEAR, 'linear, %'),
@@ -113,10 +115,10 @@ SWEEP = Sweep(
   rows=(
     *TABLE_2,
     *(standardized(row) for row in TABLE_2),
-    # Batch norm of each view by itself, as in the authors' code.
-    k1('cacr_k1_views_apart', 'CACR, K = 1, views encoded apart', 83.73, APART, further=True),
-    k4('cacr_k4_views_apart', 'CACR, K = 4, views encoded apart', (86.48, 86.54), APART, further=True),
-    # Table 11, which has t_neg = 2, as its CACR shows: 85.94 is that of Table 13 at 2.
+    # Batch norm per view, as in the authors' code.
+    k1('cacr_k1_views_apart', 'CACR, K = 1, views encoded separately', 83.73, APART, further=True),
+    k4('cacr_k4_views_apart', 'CACR, K = 4, views encoded separately', (86.48, 86.54), APART, further=True),
+    # Table 11 uses t_neg = 2: its CACR, 85.94, is that of Table 13 at t_neg = 2.
     k4('cacr_k4_t_neg_2', 'CACR, K = 4, t_neg = 2', 85.94, {'loss.t_neg': 2.0}, further=True),
     k4(
       'without_positive_weights',
@@ -150,7 +152,7 @@ SWEEP = Sweep(
     *(on_cifar100(row, {LINEAR: CIFAR100[row.name]}) for row in TABLE_2 if row.name in CIFAR100),
     Row(
       'cmc_all_negatives',
-      'CMC with the negatives of all views',
+      'CMC, negatives of all views',
       CMC,
       {'method.name': 'simclr', 'loss.name': 'multi_positive'},
       published={LINEAR: 85.54},
@@ -167,7 +169,7 @@ SWEEP = Sweep(
       further=True,
     ),
     k1('hn_cl_no_debiasing', 'HN-CL, τ⁺ = 0', 83.67, HN_CL | {'loss.tau_plus': 0.0}, further=True),
-    # Table 13 (t_neg) and Table 12 (t_pos), but for the rows above.
+    # Table 13 (t_neg) and Table 12 (t_pos), except the rows above.
     *(
       ablation('t_neg', t, k1, 'cacr_k1', 'CACR, K = 1', accuracy)
       for t, accuracy in ((0.5, 81.66), (0.7, 82.40), (0.9, 83.07), (1.0, 82.74), (3.0, 83.11))

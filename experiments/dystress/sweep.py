@@ -1,4 +1,4 @@
-"""DySTreSS on CIFAR: Tables 3, 9, 10, 13 and 16, and the ranges and shifts of App. A.3.
+"""DySTreSS (Manna et al. 2024) on CIFAR: Tables 3, 9, 10, 13 and 16, and the ranges and shifts of App. A.3.
 
 python -m experiments.dystress.sweep --budget-minutes=25
 """
@@ -14,34 +14,34 @@ RANGES = ((0.07, 0.1), (0.1, 0.2), (0.07, 0.5), (0.2, 0.5))  # tau_min, tau_max 
 SHIFTS = ((0.0, 0.5), (0.2, 0.6), (0.4, 0.7), (-0.2, 0.6), (-0.4, 0.7))  # shift, scale of Table 15
 
 
-def temperature(name, **parameters):
+def temperature(name: str, **parameters: float) -> dict:
   return {'temperature.name': name, **{f'temperature.{key}': value for key, value in parameters.items()}}
 
 
-def simclr(tau, **more):
-  # The paper prints one SimCLR and no temperature of it.
+def simclr(tau: float, **more) -> Row:
+  # The paper prints one SimCLR, without its temperature.
   published = {KNN: 83.65, UNIFORMITY: -2.2135, BETWEEN: -0.5194}
   return Row(f'simclr_{tau}', f'SimCLR, τ = {tau}', CONFIG, {'temperature.tau': tau}, published=published, **more)
 
 
-def moco(name, title, changes, **more):
+def moco(name: str, title: str, changes: dict, **more) -> Row:
   published = {KNN: (83.67, 83.9), UNIFORMITY: -2.1929, BETWEEN: -0.5094}
   return Row(name, title, f'{CONFIG}:moco', changes, published=published, **more)
 
 
-def ranged(low, high):
+def ranged(low: float, high: float) -> Row:
   changes = {'temperature.tau_min': low, 'temperature.tau_max': high}
   return Row(f'cosine_{low}_{high}', f'cosine, {low} to {high}', f'{CONFIG}:dystress', changes, further=True)
 
 
-def shifted(shift, scale):
+def shifted(shift: float, scale: float) -> Row:
   changes = temperature('shifted_cosine', tau_min=0.07, tau_max=0.2, shift=shift, scale=scale)
   return Row(f'shifted_{shift}', f'shifted cosine, {shift}', CONFIG, changes, further=True)
 
 
 BEST = dict(tau_min=0.07, tau_max=0.2)
 TABLES = (
-  simclr(0.2, seeds=(0, 1, 2), note='the paper does not say its τ'),
+  simclr(0.2, seeds=(0, 1, 2), note='the paper does not print its τ'),
   Row(
     'cosine',
     'DySTreSS, cosine, 0.07 to 0.2',
@@ -76,12 +76,12 @@ CIFAR100 = {
   'monotonic': {KNN: 56.21},
 }
 SWEEP = Sweep(
-  title='Dynamically scaled temperature in self-supervised contrastive learning (DySTreSS), CIFAR-10',
+  title='Dynamically Scaled Temperature in Self-Supervised Contrastive Learning (DySTreSS), CIFAR-10',
   protocol=(
-    'CIFAR-10 (or 100, where a row says so), ResNet-18, 200 epochs, last epoch. '
-    'kNN: backbone features (512), 200 neighbours among the '
-    '50,000 training images, cosine-weighted vote exp(s/0.1), the 10,000 test images as queries. Uniformity '
-    'and inter-class uniformity: of the backbone features of the test images, lower is more uniform.'
+    'CIFAR-10 unless a row says CIFAR-100. ResNet-18, 200 epochs, last epoch. '
+    'kNN: backbone features (512), 200 neighbours among the 50,000 training images, votes weighted by exp(s/0.1), '
+    'the 10,000 test images as queries. Uniformity and inter-class uniformity: backbone features of the test images; '
+    'lower is more uniform.'
   ),
   columns=(
     Column(KNN, 'kNN-200, %'),
@@ -90,10 +90,10 @@ SWEEP = Sweep(
   ),
   rows=(
     *TABLES,
-    # What the authors' code does where it differs from the paper: SGD without momentum, at 0.2.
+    # The authors' code differs from the paper: SGD without momentum, learning rate 0.2.
     Row(
       'simclr_0.2_plain_sgd',
-      'SimCLR, τ = 0.2, no momentum, rate 0.2',
+      'SimCLR, τ = 0.2, no momentum, learning rate 0.2',
       CONFIG,
       {'temperature.tau': 0.2, 'optimizer.momentum': 0.0, 'optimizer.learning_rate': 0.2},
       published={KNN: 83.65},
@@ -101,16 +101,16 @@ SWEEP = Sweep(
     ),
     Row(
       'cosine_plain_sgd',
-      'DySTreSS, no momentum, rate 0.2',
+      'DySTreSS, no momentum, learning rate 0.2',
       f'{CONFIG}:dystress',
       {'optimizer.momentum': 0.0, 'optimizer.learning_rate': 0.2},
       published={KNN: (85.68, 85.85)},
       further=True,
     ),
-    # Batch norm of each view by itself, as in the paper's algorithm and code.
+    # Batch norm per view, as in the paper's algorithm and code.
     Row(
       'simclr_0.2_views_apart',
-      'SimCLR, τ = 0.2, views encoded apart',
+      'SimCLR, τ = 0.2, views encoded separately',
       CONFIG,
       {'temperature.tau': 0.2, 'method.views_apart': True},
       published={KNN: 83.65},
@@ -118,13 +118,13 @@ SWEEP = Sweep(
     ),
     Row(
       'cosine_views_apart',
-      'DySTreSS, views encoded apart',
+      'DySTreSS, views encoded separately',
       f'{CONFIG}:dystress',
       {'method.views_apart': True},
       published={KNN: (85.68, 85.85)},
       further=True,
     ),
-    simclr(0.15, further=True),  # between the two that the paper's SimCLR lies between
+    simclr(0.15, further=True),  # the paper's SimCLR lies between ours at 0.1 and 0.2
     simclr(0.07, further=True),
     simclr(1.0, further=True),
     *(ranged(*pair) for pair in RANGES),
@@ -147,7 +147,7 @@ SWEEP = Sweep(
       further=True,
     ),
     Row('kukleva', "Kukleva's schedule, 0.1 to 1", f'{CONFIG}:kukleva', further=True),
-    # Table 9, which has a batch of 256.
+    # Table 9 uses a batch of 256.
     Row('dino', 'DINO, batch 256', f'{CONFIG}:dino', {'batch_size': 256}, published={KNN: 84.02}, further=True),
     Row('w_mse', 'W-MSE, batch 256', f'{CONFIG}:w_mse', {'batch_size': 256}, published={KNN: 85.52}, further=True),
     *(on_cifar100(row, CIFAR100[row.name]) for row in TABLES),

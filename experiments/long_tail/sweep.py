@@ -1,4 +1,4 @@
-"""DySTreSS on long tails: Tables 4, 6 and 7.
+"""DySTreSS (Manna et al. 2024) on long-tailed CIFAR: Tables 4, 6 and 7.
 
 python -m experiments.long_tail.sweep --budget-minutes=25
 """
@@ -9,7 +9,7 @@ from experiments import runner
 from experiments.tables import Column, Row, Sweep, on_cifar100
 
 CONFIG = 'configs/cifar10.py:long_tail'
-# Of the code of Kukleva et al.
+# From the code of Kukleva et al. (2023).
 LONG = {
   'epochs': 2000,
   'batch_size': 512,
@@ -21,17 +21,17 @@ LONG = {
 }
 
 
-def accuracies(one, ten):
+def accuracies(one: float, ten: float) -> dict[str, float]:
   return {'knn1': one, 'knn10': ten}
 
 
-def simclr(tau, **more):
+def simclr(tau: float, **more) -> Row:
   published = accuracies(57.12, 55.29)
   return Row(f'simclr_{tau}', f'SimCLR, τ = {tau}', CONFIG, {'temperature.tau': tau}, published=published, **more)
 
 
 TABLE_6 = (
-  simclr(0.2, minutes=4, note='the paper does not say its τ'),
+  simclr(0.2, minutes=4, note='the paper does not print its τ'),
   Row(
     'cosine',
     'DySTreSS, cosine, 0.07 to 0.2',
@@ -53,7 +53,7 @@ CIFAR100 = {
   'cosine': accuracies(29.43, 27.10),
   'cosine_0.1_0.2': accuracies(28.82, 27.32),
 }
-# Its numbers of Kukleva et al. are those of their paper, with one neighbour.
+# The numbers of Kukleva et al. are those of their own paper, with one neighbour.
 TABLE_4 = (
   Row(
     'kukleva_2000',
@@ -77,9 +77,10 @@ TABLE_4 = (
 SWEEP = Sweep(
   title='DySTreSS on long-tailed CIFAR-10 and CIFAR-100',
   protocol=(
-    'CIFAR-10-LT (or CIFAR-100-LT, where a row says so): class c = 0 … C−1 keeps 0.01^(c/(C−1)) of its images, '
-    '12,406 (10,847) in all. ResNet-18, 500 epochs, last epoch. kNN: backbone features (512), 1 and 10 neighbours '
-    'among these training images, each vote weighs 1/distance, the 10,000 balanced test images as queries.'
+    'CIFAR-10-LT unless a row says CIFAR-100: class c = 0 … C−1 keeps 0.01^(c/(C−1)) of its images, '
+    '12,406 in total (CIFAR-100-LT: 10,847). ResNet-18, 500 epochs, last epoch. kNN: backbone features (512), 1 and '
+    '10 neighbours among these training images, votes weighted by 1/distance, the 10,000 balanced test images as '
+    'queries.'
   ),
   columns=(Column('knn1', '1-NN, %'), Column('knn10', '10-NN, %')),
   rows=(

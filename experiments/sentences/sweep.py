@@ -1,10 +1,11 @@
-"""DySTreSS on sentence embeddings: the correlations of Table 12, and the same from scratch.
+"""DySTreSS (Manna et al. 2024) on sentence embeddings: the correlations of Table 12, and the same from scratch.
 
 python -m experiments.sentences.sweep --budget-minutes=25
 """
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 from experiments import runner
 from experiments.tables import Column, Row, Sweep
@@ -13,15 +14,15 @@ CONFIG = 'configs/sentences.py'
 SETS = ('sts12', 'sts13', 'sts14', 'sts15', 'sts16', 'stsb', 'sickr')
 
 
-def row(name, title, config, numbers, changes=None, **more):
-  """`numbers` are those of SETS and their mean, as printed."""
+def row(name: str, title: str, config: str, numbers: Sequence[float], changes: dict | None = None, **more) -> Row:
+  """`numbers`: the printed correlations on SETS, then their printed mean."""
   published = dict(zip([f'spearman_{key}' for key in (*SETS, 'mean')], numbers, strict=True))
-  # The weights and the vocabulary of bert-base-uncased.
+  # Weights and vocabulary of bert-base-uncased.
   pretrained = {'init': 'text/bert.safetensors', 'data.vocabulary': 'text/vocab.txt'}
   return Row(name, title, config, pretrained | (changes or {}), published=published, minutes=12, **more)
 
 
-def starred(tau_min, tau_max, numbers):
+def starred(tau_min: float, tau_max: float, numbers: Sequence[float]) -> Row:
   changes = {'temperature.tau_min': tau_min, 'temperature.tau_max': tau_max}
   title = f'DySTreSS*, Δs = −0.4, k = 0.7, {tau_min} to {tau_max}'
   return row(f'shifted_4_{tau_min}_{tau_max}', title, f'{CONFIG}:shifted_4', numbers, changes, further=True)
@@ -57,20 +58,20 @@ TABLE_12 = (
 )
 
 
-def from_scratch(pretrained):
-  """A small BERT without anyone's weights, of a vocabulary of the sentences; the paper has no such row."""
+def from_scratch(pretrained: Row) -> Row:
+  """A small BERT trained from scratch, with a vocabulary built from the sentences; the paper has no such row."""
   changes = {key: value for key, value in pretrained.changes.items() if key not in ('init', 'data.vocabulary')}
   changes |= {'model.name': 'bert_small', 'model.pooling': 'mean', 'optimizer.learning_rate': 5e-4}
-  names = dict(name=f'scratch_{pretrained.name}', title=f'{pretrained.title}, a small BERT from scratch')
+  names = dict(name=f'scratch_{pretrained.name}', title=f'{pretrained.title}, small BERT from scratch')
   return dataclasses.replace(pretrained, **names, changes=changes, published={}, minutes=3, further=True)
 
 
 SWEEP = Sweep(
-  title='Dynamically scaled temperature, sentence embeddings',
+  title='Dynamically Scaled Temperature in Self-Supervised Contrastive Learning (DySTreSS), sentences',
   protocol=(
-    'One epoch over a million sentences of Wikipedia, batch 64, 32 tokens, last step. Spearman correlation (× 100) of '
-    'the cosines of pairs with how alike people find them, all parts of a set as one: the features of [CLS] before the '
-    'pooler (from scratch: the mean over tokens), the test split where a set has one.'
+    'One epoch over a million sentences of Wikipedia, batch 64, 32 tokens, last step. Spearman correlation (× 100) '
+    'between the cosine similarity of sentence pairs and human similarity scores, over all parts of a set together. '
+    'Features: [CLS] before the pooler (from scratch: mean over tokens). Test split if a set has one.'
   ),
   rows=(*TABLE_12, *(from_scratch(row) for row in TABLE_12[:3])),
   columns=tuple(Column(f'spearman_{name}', name) for name in ('mean', *SETS)),

@@ -1,6 +1,7 @@
-"""Named lists of classes (`config.data.classes`), as the ImageNet names of their folders."""
+"""Named lists of classes (`data.classes`), given as ImageNet folder names."""
 
-# cacr Table 21, row by row. Table 3 in the supplement of the behaviour paper is the same set with n13040303 misprinted.
+# CACR (Zheng et al. 2023), Table 21, row by row. Table 3 in the supplement of Wang & Liu 2021 is the same list with
+# n13040303 misprinted.
 _IMAGENET100 = """
   n02869837 n01749939 n02488291 n02107142 n13037406 n02091831 n04517823 n04589890 n03062245 n01773797
   n01735189 n07831146 n07753275 n03085013 n04485082 n02105505 n01983481 n02788148 n03530642 n04435653
@@ -15,4 +16,4 @@ _IMAGENET100 = """
 """
 IMAGENET100 = tuple(_IMAGENET100.split())
 
-NAMED = {'imagenet100': IMAGENET100}
+NAMED: dict[str, tuple[str, ...]] = {'imagenet100': IMAGENET100}

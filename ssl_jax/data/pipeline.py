@@ -1,7 +1,7 @@
-"""Host batches for images that do not fit on the device: decode once, crop all views, let grain fetch ahead.
+"""Batches from the host, for images that do not fit on the device: decode once, crop all views, prefetch by grain.
 
-Batch t is a pure function of (seed, t): the order of an epoch follows from (seed, epoch), the crops of an image from
-(seed, step, slot), where the slot is its place in the global batch. So a resumed run starts at its step, and any number
+Batch t is a pure function of (seed, t). The order of an epoch depends on (seed, epoch), and the crops of an image on
+(seed, step, slot), where the slot is its place in the global batch. A run therefore resumes at any step, and any number
 of workers and processes gives the same batches.
 """
 
@@ -15,51 +15,56 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grain
 import numpy as np
 from absl import flags
 from PIL import Image
 
-from ssl_jax.data import augment, sources
+from ssl_jax.data import image_ops, sources
+from ssl_jax.registry import require
+
+Batch = dict[str, Any]
+T = TypeVar('T')
 
 
 @functools.lru_cache(maxsize=2)
-def order(seed, epoch, n):
-  """The permutation int64 `[n]` in which an epoch visits n images (read-only)."""
+def order(seed: int, epoch: int, n: int) -> np.ndarray:
+  """The order in which an epoch visits n images: a permutation, int64 `[n]`, read-only."""
   permutation = np.random.default_rng((seed, epoch)).permutation(n)
   permutation.setflags(write=False)
   return permutation
 
 
 class Crop(NamedTuple):
-  """A random resized crop, to a square of `size` pixels."""
+  """A random crop, resized to `size` × `size` pixels."""
 
   size: int
-  scale: tuple[float, float] | None = (0.08, 1.0)  # None: the centre square
+  scale: tuple[float, float] | None = (0.08, 1.0)  # area as a fraction of the image's; None: the center square
   ratio: tuple[float, float] = (3 / 4, 4 / 3)
   interpolation: str = 'bilinear'
 
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-  """The process's part of the batch of a step: slots `first`, ..., `first + local - 1` of the global batch."""
+  """This process's part of the batch of a step: slots `first`, ..., `first + local - 1` of the global batch."""
 
   source: sources.Source
   seed: int
   batch_size: int
   first: int
   local: int
-  crops: tuple[Crop, ...]  # one a view, those of one size beside each other
+  crops: tuple[Crop, ...]  # one per view; views of the same size are adjacent
   threads: int
 
-  def __call__(self, step):
-    """-> images, for each size uint8 [b, V, S, S, 3]; index int32 [b], the position in the data; broken int32 [b].
+  def __call__(self, step: int) -> Batch:
+    """A dict with `images`, uint8 [b, V, S, S, 3] for each size S, and int32 [b] `index` and `broken`.
 
-    `broken` is the position of a broken image whose place another one took, -1 elsewhere; `index` is that of the image
-    that was read.
+    `index` is the position in the data of the image that was read, and `broken` that of a broken image that it
+    replaces, or -1.
     """
     epoch, batch = divmod(step, len(self.source) // self.batch_size)
     slots = np.arange(self.first, self.first + self.local)
@@ -68,9 +73,9 @@ class Loader:
     images = tuple(np.empty((self.local, views, size, size, 3), np.uint8) for size, views in groups)
     index = np.empty(self.local, np.int32)
 
-    def fill(k):
+    def fill(k: int) -> None:
       rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(step, int(slots[k]))))
-      uniforms = rng.random((len(self.crops), augment.CROP_DRAWS))
+      uniforms = rng.random((len(self.crops), image_ops.CROP_DRAWS))
       views, index[k] = self.source.first_readable(int(wanted[k]), lambda image: self._crop(image, uniforms))
       for place, view in zip((place for group in images for place in group[k]), views, strict=True):
         place[:] = view
@@ -84,14 +89,14 @@ class Loader:
     broken = np.where(index == wanted, -1, wanted).astype(np.int32)
     return dict(images=images, index=index, broken=broken)
 
-  def _crop(self, image, uniforms):
-    """A crop of one image for each view, Pillow's crop and resize.  -> V of uint8 [S, S, 3]"""
+  def _crop(self, image: Image.Image, uniforms: np.ndarray) -> list[np.ndarray]:
+    """Crops of one image, one per view, by Pillow.  -> V arrays uint8 [S, S, 3]"""
     width, height = image.size
     boxes = []
     for crop, u in zip(self.crops, uniforms, strict=True):
-      random = crop.scale and augment.sample_crop(u, height, width, crop.scale, crop.ratio)
-      boxes.append([int(x) for x in random or augment.center_box(height, width)])
-    # A JPEG can be decoded at 1/2, 1/4 or 1/8: done where every crop still has twice the pixels that it needs.
+      random = crop.scale and image_ops.sample_crop(u, height, width, crop.scale, crop.ratio)
+      boxes.append([int(x) for x in random or image_ops.center_box(height, width)])
+    # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if every crop then still has twice the pixels that it needs.
     surplus = min(min(h, w) // (2 * crop.size) for crop, (_, _, h, w) in zip(self.crops, boxes, strict=True))
     if surplus >= 2:
       image.draft('RGB', (width // surplus, height // surplus))
@@ -106,31 +111,29 @@ class Loader:
 
 
 def batches(
-  source,
+  source: sources.Source,
   *,
-  seed,
-  batch_size,
-  total_steps,
-  crops,
-  start_step=0,
-  num_workers=0,
-  process_index=0,
-  process_count=1,
-):
-  """An iterator of the process's part of the batches start_step, ..., total_steps - 1 (`Loader` says what they hold).
+  seed: int,
+  batch_size: int,
+  total_steps: int,
+  crops: Sequence[Crop],
+  start_step: int = 0,
+  num_workers: int = 0,
+  process_index: int = 0,
+  process_count: int = 1,
+) -> Iterator[Batch]:
+  """This process's part of the batches start_step, ..., total_steps - 1; `Loader` describes a batch.
 
-  `batch_size` is that of all processes together. Without workers, threads of this process decode (Pillow does so
-  outside the interpreter lock); each of `num_workers` processes decodes whole batches. Close the iterator to end them:
+  `batch_size` is the global batch size. With `num_workers` processes, each decodes whole batches. With none, threads of
+  this process decode, because Pillow releases the interpreter lock. Close the iterator to stop the workers:
 
       with contextlib.closing(batches(...)) as iterator:
         for batch in prefetch(iterator, jax.device_put): ...
   """
-  if not 0 < batch_size <= len(source):
-    raise ValueError(f'batch_size is {batch_size}, but the data has {len(source)} images; take 1 to {len(source)}')
-  if batch_size % process_count:
-    raise ValueError(f'batch_size {batch_size} is not divisible by the {process_count} processes; change one of them')
+  require('batch_size', batch_size, lambda x: 0 < x <= len(source), f'from 1 to the {len(source)} images of the data')
+  require('batch_size', batch_size, lambda x: x % process_count == 0, f'divisible by the {process_count} processes')
   local = batch_size // process_count
-  threads = 1 if num_workers else os.cpu_count()
+  threads = 1 if num_workers else os.cpu_count() or 1
   loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), threads)
   steps = grain.MapDataset.range(start_step, total_steps).map(loader)
   if not num_workers:
@@ -141,9 +144,9 @@ def batches(
   return iter(steps.mp_prefetch(grain.MultiprocessingOptions(num_workers, per_worker_buffer_size=1), _start_worker))
 
 
-def prefetch(iterator, put, depth=2):
-  """Yields put(batch), `depth` batches ahead: device transfers are asynchronous, so the next ones travel meanwhile."""
-  ahead = collections.deque()
+def prefetch(iterator: Iterable[Batch], put: Callable[[Batch], T], depth: int = 2) -> Iterator[T]:
+  """Yields put(batch), called `depth` batches ahead, so that asynchronous transfers overlap with the computation."""
+  ahead: collections.deque[T] = collections.deque()
   for batch in iterator:
     ahead.append(put(batch))
     if len(ahead) > depth:
@@ -151,32 +154,33 @@ def prefetch(iterator, put, depth=2):
   yield from ahead
 
 
-def _accept_flags():
-  """Grain asks its own absl flags, which fails where nobody has parsed any (a notebook, a test): take the defaults."""
+def _accept_flags() -> None:
+  """Lets grain read the defaults of its absl flags if none were parsed, as in a notebook or a test."""
   if not flags.FLAGS.is_parsed():
     for name in flags.FLAGS:
       if name.startswith('grain_'):
         flags.FLAGS[name].present = True
 
 
-def _start_worker(index, count):
-  """An interruption is the parent's to handle; and a worker does not outlive it, however it ended."""
+def _start_worker(index: int, count: int) -> None:
+  """Leaves interruptions to the parent process, and ends the worker when the parent ends for whatever reason."""
   del index, count
-  for number in (signal.SIGINT, signal.SIGTERM):  # both may be sent to all processes of a job
+  for number in (signal.SIGINT, signal.SIGTERM):  # schedulers and Ctrl-C send them to all processes
     signal.signal(number, signal.SIG_IGN)
 
-  def follow():
-    multiprocessing.parent_process().join()
+  def follow() -> None:
+    if parent := multiprocessing.parent_process():
+      parent.join()
     os._exit(1)
 
   threading.Thread(target=follow, daemon=True).start()
 
 
-def _check_shared_memory(num_workers, bytes_each):
-  """Workers hand batches over in /dev/shm; a worker that finds it full would die of a bus error, without a word."""
+def _check_shared_memory(num_workers: int, bytes_each: int) -> None:
+  """Workers pass batches through /dev/shm. A worker that finds it full would die of a bus error without a message."""
   needed = num_workers * bytes_each
   if os.path.isdir('/dev/shm') and shutil.disk_usage('/dev/shm').free < needed:
     raise ValueError(
-      f'num_workers is {num_workers}, but /dev/shm has no room for their batches ({math.ceil(needed / 2**20)} MiB);'
-      f' enlarge it (docker run --shm-size), or take 0 workers (threads)'
+      f'data.workers = {num_workers} needs {math.ceil(needed / 2**20)} MiB of /dev/shm, which has less: enlarge it '
+      '(docker run --shm-size), or set data.workers=0 to use threads'
     )

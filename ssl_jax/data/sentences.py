@@ -1,4 +1,4 @@
-"""Sentences as token ids: a file with one sentence a line, and BERT's uncased WordPiece.
+"""Sentences as token ids, from a file with one sentence per line, by the uncased WordPiece tokenizer of BERT.
 
 source = load(config.data)  # .items: uint16 [N, T], .vocabulary
 tokens = source.vocabulary.encode(['Two dogs run.'], 32)  # uint16 [1, 32]
@@ -14,69 +14,70 @@ import pathlib
 import unicodedata
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ssl_jax.data import sources
+from ssl_jax.models.bert import PAD
 
-PAD = 0  # the token that fills a sentence up, as BERT numbers it
 SPECIAL = ('[PAD]', '[UNK]', '[CLS]', '[SEP]')
-BERT_SIZE = 30522  # entries of BERT's uncased vocabulary
-CHARACTERS = 1000  # the most frequent ones, that a vocabulary of our own can spell any word with
-LONGEST_WORD = 100  # characters; a longer one is unknown
+BERT_SIZE = 30522  # entries of the vocabulary of BERT uncased
+CHARACTERS = 1000  # the most frequent characters, with which a vocabulary of our own can spell any word
+LONGEST_WORD = 100  # in characters; longer words are unknown
 OPENERS = {'.xz': lzma.open, '.gz': gzip.open}
 
-_MARKS = frozenset('$+<=>^`|~')  # of ASCII, which Unicode calls symbols
-# Written without spaces: each character is a word.
+_MARKS = frozenset('$+<=>^`|~')  # ASCII punctuation that Unicode classifies as symbols
+# Scripts without spaces: each character is a word.
 _IDEOGRAPHS = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2CEAF), (0x2F800, 0x2FA1F))
 
 
 class Vocabulary:
-  """The pieces that words are made of, each with its number; a piece that goes on with a word begins with '##'."""
+  """The pieces of words, numbered in order. A piece that continues a word begins with '##'."""
 
   def __init__(self, pieces: Sequence[str], where: str):
     self.pieces = tuple(pieces)
     self._number = {piece: number for number, piece in enumerate(self.pieces)}
     if missing := [piece for piece in SPECIAL if piece not in self._number]:
-      raise ValueError(f'data.vocabulary: {where} lacks {", ".join(missing)}: give a vocab.txt of BERT, a piece a line')
+      raise ValueError(f'data.vocabulary: {where} lacks {", ".join(missing)}: give the vocab.txt of a BERT')
     if self._number['[PAD]'] != PAD:
-      raise ValueError(f'data.vocabulary: {where} has [PAD] in line {self._number["[PAD]"] + 1}: it must be the first')
+      raise ValueError(f'data.vocabulary: {where} has [PAD] in line {self._number["[PAD]"] + 1}: it must be in line 1')
     if len(self) > np.iinfo(np.uint16).max:
       raise ValueError(
-        f'data.vocabulary: {where} has {len(self):,} pieces: give one of at most {np.iinfo(np.uint16).max:,}'
+        f'data.vocabulary: {where} has {len(self):,} pieces: give one with at most {np.iinfo(np.uint16).max:,}'
       )
-    self._pieces_of = functools.cache(self._split)  # words come again and again
+    self._pieces_of = functools.cache(self._split)  # most words occur many times
     self.digest = hashlib.blake2b('\n'.join(self.pieces).encode(), digest_size=8).hexdigest()
 
-  def __len__(self):
+  def __len__(self) -> int:
     return len(self.pieces)
 
   @classmethod
-  def read(cls, path: str | os.PathLike) -> 'Vocabulary':
-    """Of a vocab.txt, a piece a line."""
+  def read(cls, path: str | os.PathLike[str]) -> 'Vocabulary':
+    """Reads a vocab.txt with one piece per line."""
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
-      raise ValueError(f'data.vocabulary = {str(path)!r} is no file: give a vocab.txt of BERT, or nothing')
+      raise ValueError(f'data.vocabulary = {str(path)!r} is not a file: give the vocab.txt of a BERT, or nothing')
     try:
       return cls(file.read_text(encoding='utf-8-sig').rstrip('\n').split('\n'), str(path))
     except UnicodeDecodeError as error:
-      raise ValueError(f'data.vocabulary = {str(path)!r} is no text ({error}): give a vocab.txt of BERT') from error
+      raise ValueError(f'data.vocabulary = {str(path)!r} is not UTF-8 text ({error}): give a vocab.txt') from error
 
   @classmethod
   def of(cls, lines: Iterable[str], size: int = BERT_SIZE) -> 'Vocabulary':
     """The most frequent characters, at the start of a word and within one, then the most frequent words."""
     counts = collections.Counter(word for line in lines for word in words(line))
-    characters = collections.Counter()
+    characters: collections.Counter[str] = collections.Counter()
     for word, count in counts.items():
       characters.update(dict.fromkeys(word, count))
-    # Of equally many the first in the alphabet, whatever the order of the lines.
+    # Ties are broken alphabetically, so that the order of the lines does not matter.
     frequent = lambda counter: [x for x, _ in sorted(counter.items(), key=lambda item: (-item[1], item[0]))]
     single = frequent(characters)[:CHARACTERS]
     pieces = dict.fromkeys([*SPECIAL, *single, *(f'##{c}' for c in single), *frequent(counts)])
-    return cls(list(pieces)[:size], 'the vocabulary of these sentences')
+    return cls(list(pieces)[:size], 'the vocabulary of the sentences')
 
   def encode(self, lines: Sequence[str], length: int) -> np.ndarray:
-    """[CLS], the pieces of each sentence, as many as there is room for, [SEP], and [PAD] to the end.  uint16 [n, T]"""
+    """[CLS], the pieces of each sentence as far as they fit, [SEP], and [PAD] up to `length`.  -> uint16 [n, T]"""
     tokens = np.full((len(lines), length), PAD, np.uint16)
     first, last = self._number['[CLS]'], self._number['[SEP]']
     for row, line in zip(tokens, lines, strict=True):
@@ -85,11 +86,12 @@ class Vocabulary:
     return tokens
 
   def _split(self, word: str) -> tuple[int, ...]:
-    """The longest piece that the word begins with, then the longest that goes on; an unknown word has one number."""
+    """The longest piece that starts the word, then the longest that continues it, and so on; [UNK] if there is none."""
     unknown = (self._number['[UNK]'],)
     if len(word) > LONGEST_WORD:
       return unknown
-    found, start = [], 0
+    found: list[int] = []
+    start = 0
     while start < len(word):
       ends = range(len(word), start, -1)
       candidates = (('##' if start else '') + word[start:end] for end in ends)
@@ -101,8 +103,8 @@ class Vocabulary:
     return tuple(found)
 
 
-class _Spacing(dict):
-  """Of each character, what stands for it before words are parted at spaces; filled as characters come."""
+class _Spacing(dict[int, str]):
+  """The replacement of each character before the text is split at spaces, computed on first use."""
 
   def __missing__(self, code: int) -> str:
     char, category = chr(code), unicodedata.category(chr(code))
@@ -121,7 +123,7 @@ _SPACING = _Spacing()
 
 
 def words(text: str) -> list[str]:
-  """Lower-case words without accents, each punctuation mark a word of its own, as BERT's uncased tokenizer has them."""
+  """Lower-case words without accents, with punctuation marks as separate words, as in the uncased tokenizer of BERT."""
   return unicodedata.normalize('NFD', text.lower()).translate(_SPACING).split()
 
 
@@ -132,28 +134,28 @@ class Sentences(sources.Source):
     super().__init__(items)
     self.vocabulary = vocabulary
 
-  def ready(self, length):
+  def ready(self, length: int) -> bool:  # type: ignore[override]
     return self.items.shape[1:] == (length,)
 
 
-def load(data: Mapping) -> Sentences:
-  """The sentences of the file `data.path`, as tokens of `data.vocabulary` or of a vocabulary of their own."""
-  vocabulary = Vocabulary.read(data['vocabulary']) if data['vocabulary'] else None  # a mistake is told at once
+def load(data: Mapping[str, Any]) -> Sentences:
+  """The sentences of the file `data.path`, tokenized with `data.vocabulary` or, if empty, with one built from them."""
+  vocabulary = Vocabulary.read(data['vocabulary']) if data['vocabulary'] else None  # first, so that errors come early
   lines = read(data['path'])
   vocabulary = vocabulary or Vocabulary.of(lines)
   return Sentences(vocabulary.encode(lines, data['tokens']), vocabulary)
 
 
-def read(path: str | os.PathLike) -> list[str]:
-  """The sentences of a file, one a line, plain or packed (.xz, .gz); empty lines are none."""
+def read(path: str | os.PathLike[str]) -> list[str]:
+  """The sentences of a text file, plain or compressed (.xz, .gz), one per line; empty lines are skipped."""
   file = pathlib.Path(path).expanduser()
   if not path or not file.is_file():
-    raise ValueError(f'data.path = {str(path)!r} is no file: give one with a sentence a line (.txt, .txt.xz, .txt.gz)')
+    raise ValueError(f'data.path = {str(path)!r} is not a file: give a .txt, .txt.xz or .txt.gz, one sentence per line')
   try:
     with OPENERS.get(file.suffix, open)(file, 'rt', encoding='utf-8') as text:
       lines = [line.strip() for line in text]
   except (UnicodeDecodeError, lzma.LZMAError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-    raise ValueError(f'data.path = {str(path)!r} is no whole text file ({error}): give one of UTF-8') from error
+    raise ValueError(f'data.path = {str(path)!r} is not a complete UTF-8 text file ({error}): give another') from error
   if not any(lines):
-    raise ValueError(f'data.path = {str(path)!r} holds no sentence: give one a line')
+    raise ValueError(f'data.path = {str(path)!r} has no sentences: give a file with one per line')
   return [line for line in lines if line]

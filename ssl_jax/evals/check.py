@@ -1,30 +1,31 @@
-"""What every evaluation asks of its features and labels, before anything is compiled."""
+"""Checks of features and labels that all evaluations share, made before anything is compiled."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 
 @jax.jit
 def _all_finite(x):
-  """Whether every row has a length."""
+  """Whether the squared norm of every row is finite."""
   return jnp.isfinite(jnp.square(x).sum(axis=1)).all()
 
 
-def features(name: str, x) -> jax.Array:
-  """Finite [n, d] features in float32, on the device."""
+def features(name: str, x: ArrayLike) -> jax.Array:
+  """Finite features [n, d] in float32, on the device."""
   if np.ndim(x) != 2 or 0 in np.shape(x):
     raise ValueError(f'{name}: shape {np.shape(x)}, expected [examples, dimensions] and at least one of each')
   x = jnp.asarray(x, jnp.float32)
   if not _all_finite(x):
     raise ValueError(
-      f'{name}: holds NaN or infinity, or has rows longer than float32 can tell (1e19); extract the features again '
+      f'{name}: holds NaN or infinity, or rows with a norm above 1e19, which overflows float32; extract the features '
       'from a checkpoint that has not diverged, or scale them'
     )
   return x
 
 
-def labels(name: str, y, examples: int, *, classes: int = 2) -> np.ndarray:
+def labels(name: str, y: ArrayLike | None, examples: int, *, classes: int = 2) -> np.ndarray:
   """Labels [examples] of at least `classes` different classes, as int32 on the host."""
   if y is None:
     raise ValueError(f'{name}: None; this evaluation needs a label for each example')
@@ -40,14 +41,15 @@ def labels(name: str, y, examples: int, *, classes: int = 2) -> np.ndarray:
   return y.astype(np.int32)
 
 
-def seen(name: str, y: np.ndarray, known_name: str, known: np.ndarray):
-  """Every class of `y` occurs in `known`: a classifier cannot name a class that it was never shown."""
-  unseen = np.setdiff1d(y, known)
+def seen(name: str, y: np.ndarray, train_name: str, train: np.ndarray) -> None:
+  """Raises unless every class of `y` occurs in `train`: a classifier cannot predict a class it was never shown."""
+  unseen = np.setdiff1d(y, train)
   if len(unseen):
-    raise ValueError(f'{name}: classes {unseen[:5].tolist()} do not occur in {known_name}; drop them or add examples')
+    raise ValueError(f'{name}: classes {unseen[:5].tolist()} do not occur in {train_name}; drop them or add examples')
 
 
-def same_width(name: str, x, other_name: str, other):
+def same_width(name: str, x: jax.Array, other_name: str, other: jax.Array) -> None:
+  """Raises unless both have the same number of dimensions."""
   if x.shape[1] != other.shape[1]:
     raise ValueError(
       f'{name}: {x.shape[1]} dimensions, but {other_name} has {other.shape[1]}; use one encoder for both'

@@ -1,4 +1,4 @@
-"""Features of every image of a source, from all devices, extracted once for all evaluations."""
+"""Features of a whole source, computed on all devices and extracted once for all evaluations."""
 
 import hashlib
 import json
@@ -6,6 +6,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,28 +19,31 @@ from ssl_jax.methods import Method
 from ssl_jax.run.devices import Devices
 from ssl_jax.run.update import Augment, example_keys, make_views
 
-
-def shown(config: ConfigDict) -> int:
-  """The side of the squares whose centre, `eval.crop` of it, evaluations see."""
-  return round(config.data.image_size / config.eval.crop)
-
-
+# The layers that have features, in the order of a report.
 LAYERS = ('backbone', 'projector')
 
 
-def extractor(method: Method, normalize: Callable, devices: Devices, layers: Sequence[str] = LAYERS) -> Callable:
-  """(params, batch_stats, images uint8 [b, H, W, 3], positions [b]) -> features of `layers`, over the devices."""
+def image_size(config: ConfigDict) -> int:
+  """Pixels per side of the images that evaluations read; the encoder sees the centre `eval.crop` of them."""
+  return round(config.data.image_size / config.eval.crop)
 
-  def apply(params, stats, images, positions):
+
+def extractor(method: Method, shown: Callable, devices: Devices, layers: Sequence[str] = LAYERS) -> Callable:
+  """(params, batch_stats, examples [b, ...], positions [b]) -> features of `layers`, on all devices.
+
+  `shown` maps one stored example to the input of the encoder.
+  """
+
+  def apply(params, stats, examples, positions):
     del positions  # only augmentation depends on them
-    found = method.features(params, stats, jax.vmap(normalize)(images))
+    found = method.features(params, stats, jax.vmap(shown)(examples))
     return {layer: found[layer] for layer in layers}
 
   return devices.map(apply, replicated=2, sharded=2, out='sharded')
 
 
 def view_extractor(method: Method, augments: list[Augment], devices: Devices, *, seed: int) -> Callable:
-  """As `extractor`, of a view by each of `augments`: features are [b, views, ...]. Keys follow from the positions."""
+  """Like `extractor`, for one view per augmentation: features [b, views, d]. Random keys depend on the positions."""
 
   def apply(params, stats, images, positions):
     views = make_views(augments, example_keys(seed, jnp.int32(0), positions), images)
@@ -50,11 +54,18 @@ def view_extractor(method: Method, augments: list[Augment], devices: Devices, *,
 
 
 def extract(
-  apply: Callable, devices: Devices, params, batch_stats, source: sources.Source, *, size: int, batch_size: int
+  apply: Callable,
+  devices: Devices,
+  params: Any,
+  batch_stats: Any,
+  source: sources.Source,
+  *,
+  size: int,
+  batch_size: int,
 ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-  """{'backbone': [N, D], 'projector': [N, P]} of a source, and its labels, without broken images that are skipped.
+  """({'backbone': [N, D], 'projector': [N, P]}, labels [N]) of a source, without the broken images that are skipped.
 
-  `apply` is of `extractor`. Each process takes its share of the images, and all end with the features of all of them.
+  `apply` comes from `extractor` or `view_extractor`. Each process computes its share, and all return all features.
   """
   processes, local = jax.process_count(), len(devices.local)
   share = -(-len(source) // processes)
@@ -66,27 +77,27 @@ def extract(
       images = np.concatenate([images, np.zeros((batch_size - count, *images.shape[1:]), images.dtype)])
     places = np.resize(found, batch_size).astype(np.int32)
     ready, waiting = waiting, (apply(params, batch_stats, *devices.shard((images, places))), count, found)
-    if ready:  # its copy back overlaps the compute of the batch that was just dispatched
+    if ready:  # copied back while the batch just dispatched is computed
       parts.append(_fetch(devices, *ready))
   parts.append(_fetch(devices, *waiting))
   features, found = jax.tree.map(lambda *x: np.concatenate(x), *parts)
   if processes > 1:
     features, found = multihost_utils.process_allgather((features, found), tiled=True)
-  read = found[: len(source)] == np.arange(len(source))  # or another stands in the place of a broken one
-  source.skipped.update(np.flatnonzero(~read).tolist())  # those that other processes met, too
-  chosen = slice(len(source)) if read.all() else np.flatnonzero(read)  # all of them without a copy
+  read = found[: len(source)] == np.arange(len(source))  # False if another image replaced a broken one
+  source.skipped.update(np.flatnonzero(~read).tolist())  # including those that other processes met
+  chosen = slice(len(source)) if read.all() else np.flatnonzero(read)  # a slice makes no copy
   labels = None if source.labels is None else source.labels[chosen]
   return jax.tree.map(lambda x: x[chosen], features), labels
 
 
 def _batches(source, positions, size, batch_size) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """(images uint8 [b, size, size, 3], where they stand in the source), in order."""
+  """(images uint8 [b, size, size, 3], their positions in the source [b]), in order."""
   for start in range(0, len(positions), batch_size):
     yield squares(source, positions[start : start + batch_size], size)
 
 
 def squares(source: sources.Source, positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-  """(uint8 [b, size, size, 3], the positions that were read, which differ where broken images are skipped)."""
+  """Images uint8 [b, size, size, 3], and the positions that were read, which differ if a broken image was skipped."""
   if source.ready(size):
     return source.items[positions], positions
   read = lambda k: source.first_readable(int(k), lambda image: sources.square(image, size))
@@ -99,10 +110,10 @@ def _fetch(devices, features, count, found):
   return jax.tree.map(lambda x: x[:count], devices.unshard(features)), found
 
 
-def digest(settings: dict, weights, *data: sources.Source) -> str:
-  """A name for the features of these weights on these images: the same weights, settings and images, the same name.
+def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
+  """A file name for features, which depends on the settings, the weights and the images alone.
 
-  Images in memory count with every pixel; others, which would all have to be read, by what names them.
+  Images in memory are hashed pixel by pixel; others would all have to be read, so their paths or names are hashed.
   """
   found = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=10)
   for path, leaf in jax.tree_util.tree_leaves_with_path(weights):
@@ -111,7 +122,7 @@ def digest(settings: dict, weights, *data: sources.Source) -> str:
   for source in data:
     items = np.asarray(source.items)
     found.update(str((items.shape, items.dtype)).encode())
-    # The bytes of objects, such as the paths of a folder, would be their addresses.
+    # The bytes of an array of objects, such as the paths of a folder, are memory addresses.
     found.update('\0'.join(map(str, items)).encode() if items.dtype == object else np.ascontiguousarray(items))
     if source.labels is not None:
       found.update(np.ascontiguousarray(source.labels).tobytes())
@@ -119,9 +130,9 @@ def digest(settings: dict, weights, *data: sources.Source) -> str:
 
 
 def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  """What `compute` returns, kept in the folder under a name; those of other names are removed.
+  """The arrays of `folder`/`name`.npz; if there is no such file, computes and stores them, and removes other files.
 
-  Several processes compute every time: they must all do the same, and may not see the same disk.
+  With several processes they are always computed: all processes must act alike, and may not share a disk.
   """
   file = folder / f'{name}.npz'
   if jax.process_count() > 1:

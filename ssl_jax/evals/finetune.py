@@ -1,13 +1,13 @@
-"""Encoders trained on labels: wholly (fine-tuning), or a linear classifier on the frozen encoder, with augmentation.
+"""Training on labels with random crops and flips: the whole encoder, or a linear classifier on the frozen encoder.
 
-Both see random crops and flips of the training images. All labels, a share of them, or a few a class.
+All labels are used, a share of each class, or a few per class.
 """
 
 import collections
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,25 +17,35 @@ from jax import lax
 from ml_collections import ConfigDict
 
 from ssl_jax.data import pipeline
+from ssl_jax.data.resolve import fits, stored_size
+from ssl_jax.data.views import host_batches, image_views
 from ssl_jax.evals import check, features, linear
 from ssl_jax.evals.scoring import classes_before, mean_and_spread
-from ssl_jax.run.builder import Run, augments_of, fits, host_batches, stored_size
+from ssl_jax.registry import require_choice
+from ssl_jax.run.builder import Run
 from ssl_jax.run.devices import AXIS
 from ssl_jax.run.state import State
 from ssl_jax.run.update import example_keys, scan_update
 
-# dystress A.2, for several classes; momentum 0.9 and no decay are our choice. Class weights come with it.
-FULL = linear.Protocol('dystress A.2', 'sgd', 0.1, 128, 50, (30, 40), 0.1)
+# DySTreSS A.2, with class weights. Momentum 0.9 and no weight decay are our choice.
+FULL = linear.Protocol('DySTreSS A.2', 'sgd', 0.1, 128, 50, (30, 40), 0.1)
 
-# Which labels of the training images are used: all, a share of each class, or so many of each class.
+# The labels that are used: all (None), a share of each class, or a number per class.
 LABELS = {'all': None, '10%': 0.1, '1%': 0.01, '5-shot': 5}
+CHOICES = ('', *LABELS, 'linear', *(f'linear {labels}' for labels in LABELS if labels != 'all'))  # of eval.finetune
+FROZEN_PROTOCOL = 'balanced_cifar'  # of a linear classifier with augmentation, if eval.linear names no protocol
 ALL_BUT_CROP_AND_FLIP = ('jitter', 'grey', 'blur', 'solarize', 'cutout', 'rotation', 'noise')
 
 
+def parse(choice: str) -> tuple[bool, str]:
+  """Whether `eval.finetune` freezes the encoder, and which of `LABELS` it uses."""
+  frozen, _, labels = choice.rpartition(' ')
+  return (True, 'all') if choice == 'linear' else (frozen == 'linear', labels)
+
+
 def chosen_labels(labels: np.ndarray, which: str, seed: int) -> np.ndarray:
-  """The positions of the training images whose labels are used, drawn anew for each seed.  [n] -> [m], sorted"""
-  if which not in LABELS:
-    raise ValueError(f'labels: {which!r}, expected one of {", ".join(LABELS)}')
+  """The sorted positions of the training images whose labels are used, which depend on the seed.  [n] -> [m]"""
+  require_choice('labels', which, LABELS)
   amount = LABELS[which]
   if amount is None:
     return np.arange(len(labels))
@@ -50,31 +60,44 @@ def chosen_labels(labels: np.ndarray, which: str, seed: int) -> np.ndarray:
 
 
 def class_weights(labels: np.ndarray, classes: int) -> np.ndarray:
-  """n / (classes that occur · n_c): classes weigh the same, the mean weight of an example is 1.  [n] -> [classes]"""
+  """n / (classes that occur · n_c): equal weight per class, mean weight 1 per example.  [n] -> [classes]"""
   counts = np.bincount(labels, minlength=classes)
   return np.where(counts > 0, len(labels) / (np.maximum(counts, 1) * np.sum(counts > 0)), 0).astype(np.float32)
 
 
-def _crops_and_flips(config: ConfigDict, on_device: bool = True):
-  """(augmentation of training images without changes of colour, normalisation of test images)
-
-  Where the images are not on the device, the host has cropped them.
-  """
+def _crops_and_flips(config: ConfigDict, on_device: bool) -> Callable:
+  """The augmentation of training images: the run's crop and flip. The host crops images that are not on the device."""
   plain = ConfigDict(config.to_dict())
   plain.augment.update({name: 0.0 for name in ALL_BUT_CROP_AND_FLIP})
   plain.augment_other = {}
-  augments, normalize, *_ = augments_of(plain, on_device)
-  return augments[0], normalize
+  return image_views(plain, on_device).training[0]
+
+
+def evaluate(run: Run, state: State, extracted: np.ndarray) -> dict:
+  """The training that `eval.finetune` names: {'finetune': percent, ...}. `extracted` as in `finetune`."""
+  choice = run.config.eval
+  frozen, labels = parse(choice.finetune)
+  settings = dict(labels=labels, seeds=choice.seeds)
+  if frozen:
+    protocol = linear.PROTOCOLS.get(choice.linear, linear.PROTOCOLS[FROZEN_PROTOCOL])
+    settings |= dict(protocol=protocol, extracted=extracted)
+  found = finetune(run, state, **settings)
+  return {
+    'finetune': found['top1'],
+    'finetune_std': found['top1_std'],
+    'finetune_protocol': f'{"linear with augmentation" if frozen else "fine-tuned"}, labels: {labels}',
+    'finetune_settings': linear.settings_of(found),
+  }
 
 
 @dataclasses.dataclass(frozen=True)
 class _Classifier:
-  """The pure functions of a linear classifier on an encoder."""
+  """A linear classifier on an encoder, as pure functions."""
 
   run: Run
   frozen: bool
-  centre: np.ndarray  # [d], taken from the features, which are then divided by `scale`
-  scale: np.ndarray  # []
+  center: np.ndarray  # [d], subtracted from the features
+  scale: np.ndarray  # [], what they are then divided by
 
   def logits(self, params, stats, images, train: bool):
     """[b, H, W, 3] -> [b, classes] and the new running statistics"""
@@ -84,18 +107,17 @@ class _Classifier:
       stats = changed.get('batch_stats', {})
     else:
       x = encoder.apply(variables, images, train=False)
-    x = (x.astype(jnp.float32) - self.centre[None, :]) / self.scale
+    x = (x.astype(jnp.float32) - self.center[None, :]) / self.scale
     if self.frozen:
       x = lax.stop_gradient(x)
-    return jnp.matmul(x, params['head']['kernel'], precision=lax.Precision.HIGHEST) + params['head']['bias'][
-      None
-    ], stats
+    head = params['head']
+    return jnp.matmul(x, head['kernel'], precision=lax.Precision.HIGHEST) + head['bias'][None, :], stats
 
   def trained(self, params):
     return {'head': params['head']} if self.frozen else params
 
   def update(self, direction, augment, labels, weights, seed):
-    """(state, images, positions) -> (state, loss), over this device's part of the batch; `labels` are of all images."""
+    """(state, images, positions) -> (state, loss) on this device's part of the batch; `labels` are of all images."""
 
     def update(state, images, positions):
       keys = example_keys(seed, state['step'], positions)
@@ -104,13 +126,13 @@ class _Classifier:
       def loss(trained):
         logits, stats = self.logits({**state['params'], **trained}, state['stats'], images, train=True)
         weight = weights[own_labels]
-        own = jnp.take_along_axis(jax.nn.log_softmax(logits), own_labels[:, None], axis=1)[:, 0]
-        return -jnp.sum(weight * own) / lax.pmean(jnp.sum(weight), AXIS), stats
+        cross_entropy = optax.softmax_cross_entropy_with_integer_labels(logits, own_labels)
+        return jnp.sum(weight * cross_entropy) / lax.pmean(jnp.sum(weight), AXIS), stats
 
       trained = self.trained(state['params'])
       (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(trained)
       updates, opt = direction.update(lax.pmean(grads, AXIS), state['opt'], trained)
-      trained = jax.tree.map(lambda p, u: p - state['rate'] * u, trained, updates)
+      trained = jax.tree.map(lambda p, u: p - state['learning_rate'] * u, trained, updates)
       changed = dict(params={**state['params'], **trained}, stats=stats, opt=opt, step=state['step'] + 1)
       return {**state, **changed}, lax.pmean(value, AXIS)
 
@@ -126,52 +148,50 @@ def finetune(
   extracted: np.ndarray | None = None,
   seeds: Sequence[int] = (0,),
 ) -> dict:
-  """Trains a classifier on a run's encoder, end to end or on the frozen one, and tests it; the state is on the host.
+  """Trains a classifier on a run's encoder, with or without the encoder, and tests it. The state is on the host.
 
   Args:
-    labels: which of `LABELS`.
-    protocol: optimiser, rate, batch, epochs; `linear.PROTOCOLS` has those of linear classifiers.
-    extracted: the backbone features of the training images, in their order. Given them, the encoder is frozen and the
-      linear classifier alone is trained, on features centred and scaled by these as in `linear`, with no class
-      weights; without them the encoder is trained too, with class weights.
-    seeds: of the chosen labels, the first classifier, the order and the augmentation.
+    labels: one of `LABELS`.
+    protocol: optimizer, learning rate, batch size and epochs; those of linear classifiers are in `linear.PROTOCOLS`.
+    extracted: backbone features of the training images, in their order. If given, the encoder is frozen, and only the
+      linear classifier is trained, without class weights, on features centered and scaled by these as in `linear`.
+      Otherwise the encoder is trained too, with class weights.
+    seeds: of the labels, the initial classifier, the order of images and the augmentation.
 
   Returns:
     'top1' and 'top5' in percent (means over seeds), 'top1_std', 'top1_seeds', and the settings; ready for JSON.
   """
-  if not len(seeds) or min(seeds) < 0:
-    raise ValueError(f'seeds: {seeds}, expected at least one, each 0 or more')
-  config = run.config
-  known = check.labels('training labels', run.known.labels, len(run.known))
-  asked = check.labels('test labels', run.test.labels, len(run.test))
-  check.seen('test labels', asked, 'training labels', known)
-  found = [_one_seed(run, state, known, labels, protocol, extracted, int(seed)) for seed in seeds]
+  linear.require_seeds(seeds)
+  train_labels = check.labels('training labels', run.eval_train.labels, len(run.eval_train))
+  test_labels = check.labels('test labels', run.eval_test.labels, len(run.eval_test))
+  check.seen('test labels', test_labels, 'training labels', train_labels)
+  found = [_one_seed(run, state, train_labels, labels, protocol, extracted, int(seed)) for seed in seeds]
   top1, top5 = ([100 * float(before.mean()) for before in hits] for hits in zip(*found, strict=True))
   mean, std = mean_and_spread(top1)
-  images = len(chosen_labels(known, labels, int(seeds[0])))
+  images = len(chosen_labels(train_labels, labels, int(seeds[0])))
   settings = {'labels': labels, 'frozen': extracted is not None, 'seeds': [int(seed) for seed in seeds]}
-  settings |= {'images': images, 'classes': int(known.max()) + 1, 'encoder': config.model.name}
+  settings |= {'images': images, 'classes': int(train_labels.max()) + 1, 'encoder': run.config.model.name}
   settings |= dataclasses.asdict(protocol)
   return {'top1': mean, 'top1_std': std, 'top1_seeds': top1, 'top5': mean_and_spread(top5)[0], **settings}
 
 
-def _one_seed(run: Run, state: State, known, which, protocol, extracted, seed) -> tuple[np.ndarray, np.ndarray]:
+def _one_seed(run: Run, state: State, train_labels, which, protocol, extracted, seed) -> tuple[np.ndarray, np.ndarray]:
   """Whether each test image's class is the first, and among the first five.  -> bool [m], bool [m]"""
   config, devices = run.config, run.devices
-  chosen = chosen_labels(known, which, seed)
-  classes = int(known.max()) + 1
+  chosen = chosen_labels(train_labels, which, seed)
+  classes = int(train_labels.max()) + 1
+  source, labels = run.eval_train.subset(chosen), train_labels[chosen]
   extracted = extracted if extracted is None else extracted[chosen]
-  model, fitted = _fit(run, state, run.known.subset(chosen), known[chosen], classes, protocol, extracted, seed)
-  _, normalize = _crops_and_flips(config)
+  model, fitted = _fit(run, state, source, labels, classes, protocol, extracted, seed)
 
   def predict(params, stats, images, positions):
     del positions
-    return {'logits': model.logits(params, stats, jax.vmap(normalize)(images), train=False)[0]}
+    return {'logits': model.logits(params, stats, jax.vmap(run.views.shown)(images), train=False)[0]}
 
   predict = devices.map(predict, replicated=2, sharded=2, out='sharded')
-  sizes = dict(size=features.shown(config), batch_size=config.eval.batch_size)
-  found, asked = features.extract(predict, devices, fitted['params'], fitted['stats'], run.test, **sizes)
-  before = classes_before(found['logits'], asked)
+  sizes = dict(size=features.image_size(config), batch_size=config.eval.batch_size)
+  found, labels = features.extract(predict, devices, fitted['params'], fitted['stats'], run.eval_test, **sizes)
+  before = classes_before(found['logits'], labels)
   return before < 1, before < 5
 
 
@@ -179,7 +199,7 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, s
   """The classifier, and its parameters and running statistics on the devices."""
   config, devices = run.config, run.devices
   in_memory = source.ready(stored_size(config)) and fits(config, source)
-  augment, _ = _crops_and_flips(config, in_memory)
+  augment = _crops_and_flips(config, in_memory)
   evaluated, statistics = state.evaluated
   encoder, stats = evaluated['network']['encoder'], statistics.get('encoder', {})
   width = _width(run, encoder, stats)
@@ -189,28 +209,28 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, s
   head = {'kernel': linear.initial_kernels([seed], width, classes)[0], 'bias': np.zeros(classes, np.float32)}
   params = {'encoder': encoder, 'head': head}
   direction = protocol.direction()
-  if frozen:  # LARS tells the kernel from the bias by their names
+  if frozen:  # LARS distinguishes the kernel from the bias by name
     direction = _on_head(direction)
   weights = jnp.ones(classes) if frozen else jnp.asarray(class_weights(labels, classes))
   update = model.update(direction, augment, jnp.asarray(labels), weights, seed)
   opt = jax.device_get(direction.init(model.trained(params)))
-  fitted = devices.replicate(dict(params=params, stats=stats, opt=opt, step=np.int32(0), rate=np.float32(0)))
+  fitted = devices.replicate(dict(params=params, stats=stats, opt=opt, step=np.int32(0), learning_rate=np.float32(0)))
   count = len(devices.devices)
   batch = min(protocol.batch, len(source)) // count * count
   if not batch:
     raise ValueError(f'labels: only {len(source)} images for {count} devices; use fewer devices or more labels')
-  lowered = batch / protocol.batch if protocol.optimiser == 'sgd' else 1.0  # the linear rule
-  rates = [protocol.learning_rate * factor * lowered for factor in protocol.rates()]
+  scale = batch / protocol.batch if protocol.optimizer == 'sgd' else 1.0  # the linear rule
+  rates = [protocol.learning_rate * factor * scale for factor in protocol.factors()]
   with (_device_epochs if in_memory else _host_epochs)(run, source, update, batch, len(rates), seed) as train:
     for epoch, rate in enumerate(rates):
-      fitted = train(fitted | dict(rate=devices.replicate(np.float32(rate))), epoch)
+      fitted = train(fitted | dict(learning_rate=devices.replicate(np.float32(rate))), epoch)
   return model, fitted
 
 
 def _in_turn(call, ahead: int = 2):
-  """call: ... -> (state, loss), as ... -> state, with at most `ahead` calls under way behind the last one.
+  """Turns `call`: ... -> (state, loss) into ... -> state, with at most `ahead` calls pending before the last one.
 
-  On virtual devices of a CPU a long queue of calls starves the threads that the first one's devices meet in.
+  On virtual CPU devices, a long queue of calls starves the threads in which the devices of the first one synchronise.
   """
   losses = collections.deque()
 
@@ -226,7 +246,7 @@ def _in_turn(call, ahead: int = 2):
 
 @contextlib.contextmanager
 def _device_epochs(run: Run, source, update, batch, epochs, seed):
-  """(state, epoch) -> state, over images that go to the device once for all epochs."""
+  """(state, epoch) -> state, for images that are copied to the device once for all epochs."""
   del epochs
   devices = run.devices
   many = _in_turn(devices.map(scan_update(update), replicated=2, sharded=1, donate=(0,)))
@@ -245,7 +265,7 @@ def _device_epochs(run: Run, source, update, batch, epochs, seed):
 
 @contextlib.contextmanager
 def _host_epochs(run: Run, source, update, batch, epochs, seed):
-  """The same over images that the host decodes and crops, a few batches ahead."""
+  """The same for images that the host decodes and crops, a few batches ahead."""
   devices, steps = run.devices, len(source) // batch
   one = _in_turn(devices.map(update, replicated=1, sharded=2, donate=(0,)))
   host = host_batches(run.config, source, seed, batch, views=1, total_steps=epochs * steps)
@@ -253,7 +273,7 @@ def _host_epochs(run: Run, source, update, batch, epochs, seed):
     ahead = pipeline.prefetch(host, lambda read: devices.shard((read['images'][0][:, 0], read['index'])))
 
     def train(state, epoch):
-      del epoch  # the batches come in its order
+      del epoch  # the batches arrive in the order of the epochs
       for images, index in itertools.islice(ahead, steps):
         state = one(state, images, index)
       return state
@@ -262,7 +282,7 @@ def _host_epochs(run: Run, source, update, batch, epochs, seed):
 
 
 def _width(run: Run, encoder, stats) -> int:
-  """Of the encoder's features."""
+  """The number of the encoder's features."""
   size = run.config.data.image_size
   images = jnp.zeros((1, size, size, 3), jnp.float32)
   apply = lambda: run.method.network.encoder.apply({'params': encoder, 'batch_stats': stats}, images, train=False)
@@ -270,7 +290,7 @@ def _width(run: Run, encoder, stats) -> int:
 
 
 def _on_head(direction: optax.GradientTransformation) -> optax.GradientTransformation:
-  """The same of {'head': params}."""
+  """`direction` for {'head': params}."""
 
   def update(grads, state, params):
     updates, state = direction.update(grads['head'], state, params['head'])

@@ -1,4 +1,4 @@
-"""From features to every number and every curve of an evaluation. It knows of no run, so that any features will do."""
+"""From features to every number and curve of an evaluation. The features may come from any encoder."""
 
 import contextlib
 import dataclasses
@@ -12,19 +12,19 @@ import scipy.linalg
 from ssl_jax.evals import check, knn, linear, metrics, scoring
 from ssl_jax.temperature import Temperature
 
-# Temperatures that a run's own is compared with in the penalty curves (behaviour Fig. 3).
+# Temperatures of the penalty curves that a run's own is compared with (Wang & Liu 2021 Fig. 3).
 TEMPERATURES = (0.07, 0.2, 0.5, 1.0)
 BINS = 80  # of similarities in [-1, 1]
-MAPPED = 1500  # test images in the map
-ENTROPY_BATCH = 768  # of cacr's conditional entropy
-MEASURED = 10_000  # training images, at most, whose uniformity is compared with that of the test images
+MAP_IMAGES = 1500  # largest number of test images in the map
+ENTROPY_BATCH = 768  # of CACR's conditional entropy
+TRAIN_IMAGES = 10_000  # largest number of training images in the measures named train_*
 
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-  """The features of one layer: of training and test images, and of augmented views of some test images.
+  """Features of one layer, of training and test images and of augmented views of some test images.
 
-  A partner is an image of the same class, in the same views: with the same draw of each augmentation.
+  The partner of an image is an image of the same class, with the same random augmentation in each view.
   """
 
   train: np.ndarray  # [n, d]
@@ -35,7 +35,7 @@ class Space:
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-  """The class of each image, and the classes' names."""
+  """The class of each image, and the names of the classes."""
 
   train: np.ndarray  # [n]
   test: np.ndarray  # [m]
@@ -43,7 +43,7 @@ class Labels:
   names: Sequence[str] = ()
 
   def checked(self, train: int, test: int) -> 'Labels':
-    """Refuses missing labels, a single class and test classes without training images."""
+    """Labels with names for all classes. Refuses missing labels, a single class and test classes not in training."""
     train = check.labels('train labels', self.train, train)
     test = check.labels('test labels', self.test, test)
     check.seen('test labels', test, 'train labels', train)
@@ -52,7 +52,7 @@ class Labels:
 
 
 def accuracies(space: Space, labels: Labels, settings: Mapping) -> tuple[dict, dict]:
-  """kNN for each k and the linear classifier.  -> {'knn200': percent, ...}, {'knn200': the predicted classes, ...}"""
+  """kNN for each k, and the linear classifier.  -> {'knn200': percent, ...}, {'knn200': predicted classes [m], ...}"""
   numbers, predictions = {}, {}
   topk = (1, 5) if len(np.unique(labels.train)) > 5 else (1,)
   if settings['k']:
@@ -63,11 +63,7 @@ def accuracies(space: Space, labels: Labels, settings: Mapping) -> tuple[dict, d
         numbers[f'knn{k}' + (f'_top{top}' if top > 1 else '')] = 100 * float(hit.mean())
       predictions[f'knn{k}'] = scores.argmax(axis=1)
   if name := settings['linear']:
-    data = (space.train, labels.train, space.test, labels.test)
-    if name in linear.PROTOCOLS:
-      found = linear.probe(*data, name, seeds=settings['seeds'])
-    else:
-      found = {'logistic': linear.logistic, 'ridge': linear.ridge}[name](*data)
+    found = linear.evaluate(name, space.train, labels.train, space.test, labels.test, seeds=settings['seeds'])
     numbers |= {'linear': found.report['top1'], 'linear_std': found.report['top1_std']}
     numbers['linear_settings'] = linear.settings_of(found.report)
     if 5 in topk:
@@ -77,7 +73,7 @@ def accuracies(space: Space, labels: Labels, settings: Mapping) -> tuple[dict, d
 
 
 def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dict, dict]:
-  """Accuracy of each class, its most frequent confusion, and head, middle and tail where classes differ in size."""
+  """Accuracy and most frequent confusion of each class; head, middle and tail if the classes differ in size."""
   classes = len(labels.names)
   train = np.bincount(labels.train, minlength=classes)
   table = {
@@ -102,14 +98,14 @@ def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dic
 
 
 def measures(space: Space, labels: Labels, temperature: Temperature | None) -> dict[str, float]:
-  """Every measure of a representation, of the test images and of their views where there are any.
+  """Every measure of a representation, from the test images and, if there are any, their views.
 
-  What begins with train_ is of training images: where it differs, the encoder places images it knows in another way.
-  A measure that these features do not have is left out.
+  Measures named train_* are of training images; a difference shows how the encoder treats images it has seen. Measures
+  that are not defined for these features are left out.
   """
   x, y = space.test, labels.test
-  chosen = np.random.default_rng(0).permutation(len(space.train))[:MEASURED]
-  known, classes = space.train[chosen], labels.train[chosen]
+  chosen = np.random.default_rng(0).permutation(len(space.train))[:TRAIN_IMAGES]
+  train, train_labels = space.train[chosen], labels.train[chosen]
   shuffled = x[np.random.default_rng(0).permutation(len(x))]
   wanted = {
     'uniformity': lambda: metrics.uniformity(x),
@@ -117,27 +113,27 @@ def measures(space: Space, labels: Labels, temperature: Temperature | None) -> d
     'same_label_similarity': lambda: metrics.same_label_similarity(x, y),
     'inter_class_uniformity': lambda: metrics.inter_class_uniformity(x, y),
     'rankme': lambda: metrics.rankme(x),
-    'train_uniformity': lambda: metrics.uniformity(known),
-    'train_same_label_similarity': lambda: metrics.same_label_similarity(known, classes),
+    'train_uniformity': lambda: metrics.uniformity(train),
+    'train_same_label_similarity': lambda: metrics.same_label_similarity(train, train_labels),
     'alpha_req': lambda: metrics.alpha_req(x),
     'conditional_entropy': lambda: metrics.conditional_entropy(shuffled, batch=min(ENTROPY_BATCH, len(x))),
   }
   if temperature is not None:
     wanted['penalty_entropy'] = lambda: metrics.penalty_entropy(x, temperature)
   if space.views is not None:
-    views, of_views = space.views, labels.views
+    views, view_labels = space.views, labels.views
     wanted |= {
       'alignment': lambda: metrics.alignment(views),
-      'prototype_bias': lambda: metrics.prototype_bias(views, of_views),
+      'prototype_bias': lambda: metrics.prototype_bias(views, view_labels),
       'attracting_gap': lambda: metrics.attracting_gap(views[0], views[1:]),
-      'repelling_gap': lambda: metrics.repelling_gap(views[0], of_views, views[1], of_views),
+      'repelling_gap': lambda: metrics.repelling_gap(views[0], view_labels, views[1], view_labels),
       'lidar': lambda: metrics.lidar(views),
     }
   if space.partners is not None:
     wanted['prototype_bias_sampled'] = lambda: metrics.prototype_bias_sampled(space.views, space.partners)
   found = {}
   for name, measure in wanted.items():
-    # Some have no value: of a collapsed encoder, of few images or dimensions, of classes with one image.
+    # Some are undefined for a collapsed encoder, few images or dimensions, or classes with one image.
     with contextlib.suppress(ValueError):
       if math.isfinite(value := measure()):
         found[name] = value
@@ -145,13 +141,13 @@ def measures(space: Space, labels: Labels, temperature: Temperature | None) -> d
 
 
 def measures_of(spaces: Mapping[str, Space], labels: Labels, temperature: Temperature | None) -> dict[str, dict]:
-  """The measures of each layer; the temperature is of the similarities that the loss sees."""
+  """The measures of each layer; those that depend on the temperature only of the layer that the loss compares."""
   compared = 'projector' if 'projector' in spaces else next(iter(spaces))
   return {name: measures(x, labels, temperature if name == compared else None) for name, x in spaces.items()}
 
 
 def curves(space: Space, labels: Labels, temperature: Temperature | None) -> dict[str, np.ndarray]:
-  """What the figures of the papers plot, in the space where the loss compares."""
+  """The curves of the papers' figures, in the space that the loss compares."""
   found = {}
   if space.views is not None:
     first, second = space.views[:2]
@@ -170,13 +166,13 @@ def curves(space: Space, labels: Labels, temperature: Temperature | None) -> dic
   return found
 
 
-def plane(x: np.ndarray, labels: np.ndarray, count: int = MAPPED) -> dict[str, np.ndarray]:
-  """At most `count` images on the two principal components of their unit features, each axis with a fixed sign."""
+def plane(x: np.ndarray, labels: np.ndarray, count: int = MAP_IMAGES) -> dict[str, np.ndarray]:
+  """The two principal components of the normalised features of at most `count` images; each axis has a fixed sign."""
   chosen = np.sort(np.random.default_rng(0).permutation(len(x))[:count])
   x = np.asarray(x[chosen], np.float64)
   x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
   x -= x.mean(axis=0, keepdims=True)
-  # Of the images' Gram matrix, which stays small where features are wide.
+  # From the Gram matrix of the images, which does not grow with the width of the features.
   values, axes = scipy.linalg.eigh(x @ x.T, subset_by_index=[len(x) - 2, len(x) - 1])
   values, axes = np.maximum(values[::-1], 0), axes[:, ::-1]
   axes *= np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(2)])[None, :]
@@ -184,32 +180,32 @@ def plane(x: np.ndarray, labels: np.ndarray, count: int = MAPPED) -> dict[str, n
   return {'map': axes * np.sqrt(values)[None, :], 'map_labels': labels[chosen], 'map_shares': shares}
 
 
-def judge(
+def evaluate_features(
   spaces: Mapping[str, Space],
   labels: Labels,
   settings: Mapping,
   *,
   temperature: Temperature | None = None,
 ) -> tuple[dict, dict[str, np.ndarray]]:
-  """Everything that one checkpoint's features say.
+  """Every number and curve of one checkpoint's features.
 
   Args:
-    spaces: by layer; accuracies are of the one that settings['features'] names, the similarities that the loss would
-      see are of 'projector' where there is one.
+    spaces: features by layer. Accuracies are those of settings['features']. Curves are those of 'projector', if there
+      is one: the similarities that the loss compares.
     settings: 'features', 'k', 'vote', 'temperature' (of the vote), 'linear' and 'seeds' of the config's `eval`.
     temperature: of the loss, a number or a function of the similarity.
 
   Returns:
     Numbers, ready for JSON, and arrays for the figures. The same features give the same digits.
   """
-  judged = spaces[settings['features']]
-  labels = labels.checked(len(judged.train), len(judged.test))
-  numbers, predictions = accuracies(judged, labels, settings)
+  space = spaces[settings['features']]
+  labels = labels.checked(len(space.train), len(space.test))
+  numbers, predictions = accuracies(space, labels, settings)
   detail, arrays = by_class(predictions, labels)
-  compared = spaces.get('projector', judged)
-  counts = {'train': len(judged.train), 'test': len(judged.test)}
-  if judged.views is not None:
-    counts |= {'views': len(judged.views), 'viewed': judged.views.shape[1]}
+  compared = spaces.get('projector', space)
+  counts = {'train': len(space.train), 'test': len(space.test)}
+  if space.views is not None:
+    counts |= {'views': len(space.views), 'viewed': space.views.shape[1]}
   results = {
     'features': settings['features'],
     'linear_protocol': settings['linear'],
@@ -218,5 +214,5 @@ def judge(
     'measures': measures_of(spaces, labels, temperature),
     **detail,
   }
-  arrays |= curves(compared, labels, temperature) | plane(judged.test, labels.test)
+  arrays |= curves(compared, labels, temperature) | plane(space.test, labels.test)
   return results, arrays

@@ -1,7 +1,7 @@
-"""k nearest neighbours on frozen features: exact, in blocks of queries, any list of k from one search.
+"""k nearest neighbours on frozen features: exact, in blocks of queries, for any list of k from one search.
 
-Features are L2-normalised first, as in the DySTreSS code, so that the order of cosine similarity is the order of L2
-distance and one search serves the three votes of the papers.
+Features are L2-normalised first, as in the DySTreSS code. Cosine similarity and L2 distance then give the same order,
+and one search serves the three votes of the papers.
 """
 
 import functools
@@ -13,22 +13,25 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
+from ssl_jax.arrays import normalize
 from ssl_jax.evals import check, row_blocks
 from ssl_jax.evals.scoring import classes_before
+from ssl_jax.registry import require_choice, require_positive
 
-# The squared distance that float32 rounding leaves between equal unit vectors: no distance is taken to be smaller.
+# Float32 rounding leaves about this squared distance between equal unit vectors; smaller distances are raised to it.
 SMALLEST_SQUARED_DISTANCE = 1e-6
 
 VOTES = ('cosine', 'distance', 'majority')
 
 
-def top_k(similarities, k: int):
-  """The exact `lax.top_k` of long rows, ties to the lower index.  [q, n] -> values [q, k], indices [q, k]
+def top_k(similarities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+  """Exactly `lax.top_k`, faster on long rows; ties to the lower index.  [q, n] -> values [q, k], indices [q, k]
 
-  Accelerators sort whole rows for a k of hundreds. The k largest entries lie in the k groups of neighbouring columns
-  with the largest maxima (each other group has k entries before its best), so two short rows are searched instead of
-  a long one: n / c group maxima, then the k·c entries of the k best groups, and c = sqrt(n / k) makes both least.
+  For a k of hundreds, accelerators sort whole rows. The k largest entries lie in the k groups of c neighbouring columns
+  with the largest maxima, since k entries come before the best of any other group. So two short rows are searched
+  instead of a long one: n / c group maxima, then the k·c entries of the k best groups. c = sqrt(n / k) minimises both.
   """
   chex.assert_rank(similarities, 2)
   queries, n = similarities.shape
@@ -39,21 +42,21 @@ def top_k(similarities, k: int):
   padded = jnp.pad(similarities, ((0, 0), (0, columns - n)), constant_values=-jnp.inf)
   grouped = padded.reshape(queries, columns // size, size)
   _, groups = jax.lax.top_k(grouped.max(axis=2), k)
-  groups = jnp.sort(groups, axis=1)  # candidates in the bank's order, so that ties still go to the lower index
+  groups = jnp.sort(groups, axis=1)  # in the order of the bank, so that ties still go to the lower index
   candidates = jnp.take_along_axis(grouped, groups[:, :, None], axis=1).reshape(queries, k * size)
   values, position = jax.lax.top_k(candidates, k)
   return values, jnp.take_along_axis(groups, position // size, axis=1) * size + position % size
 
 
 def _vote(similarities, labels, temperature, k, vote, num_classes):
-  """Scores of the classes for each k, from the nearest max(k).  [q, max(k)], [q, max(k)] -> [q, len(k), classes]"""
-  if vote == 'cosine':  # less the nearest: the same order of classes, and no overflow at small temperatures
+  """Class scores for each k, from the nearest max(k).  [q, max(k)], [q, max(k)] -> [q, len(k), classes]"""
+  if vote == 'cosine':  # relative to the nearest: the same order of classes, without overflow at small temperatures
     weights = jnp.exp((similarities - similarities[:, :1]) / temperature)
   elif vote == 'distance':
     weights = jax.lax.rsqrt(jnp.maximum(2 - 2 * similarities, SMALLEST_SQUARED_DISTANCE))
   else:
     weights = jnp.ones_like(similarities)
-  # A masked sum, not a scatter: on GPUs a scatter adds in any order, and the same call must give the same digits.
+  # A masked sum, not a scatter: on GPUs a scatter adds in any order, and two calls must give the same digits.
   votes = jnp.where(labels[:, :, None] == jnp.arange(num_classes)[None, None, :], weights[:, :, None], 0.0)
   parts = [votes[:, a:b].sum(axis=1) for a, b in itertools.pairwise((0, *k))]
   return jnp.cumsum(jnp.stack(parts, axis=1), axis=1)
@@ -61,19 +64,17 @@ def _vote(similarities, labels, temperature, k, vote, num_classes):
 
 @functools.partial(jax.jit, static_argnames=('k', 'block'))
 def _neighbours(bank, queries, *, k, block):
-  bank = row_blocks.unit(bank)
-  return row_blocks.map_rows(
-    lambda rows: top_k(row_blocks.similarities(row_blocks.unit(rows), bank), k), block, queries
-  )
+  bank = normalize(bank)
+  return row_blocks.map_rows(lambda x: top_k(row_blocks.similarities(normalize(x), bank), k), block, queries)
 
 
 @functools.partial(jax.jit, static_argnames=('k', 'vote', 'num_classes', 'block'))
 def _classify(bank, bank_labels, queries, temperature, *, k, vote, num_classes, block):
-  bank = row_blocks.unit(bank)
+  bank = normalize(bank)
 
   def scores(rows):
-    similarities, indices = top_k(row_blocks.similarities(row_blocks.unit(rows), bank), k[-1])
-    # XLA would fuse the search into the vote, and on a CPU do it again for each class: three times the time.
+    similarities, indices = top_k(row_blocks.similarities(normalize(rows), bank), k[-1])
+    # Otherwise XLA fuses the search into the vote and, on a CPU, repeats it for each class: three times the time.
     similarities, labels = jax.lax.optimization_barrier((similarities, bank_labels[indices]))
     return _vote(similarities, labels, temperature, k, vote, num_classes)
 
@@ -81,7 +82,7 @@ def _classify(bank, bank_labels, queries, temperature, *, k, vote, num_classes, 
 
 
 def _inputs(bank, queries, k):
-  """Features on the device, after the checks that `neighbours` and `classify` share."""
+  """Features on the device, after the checks shared by `neighbours` and `classify`."""
   bank, queries = check.features('bank', bank), check.features('queries', queries)
   check.same_width('queries', queries, 'bank', bank)
   if not 1 <= k <= len(bank):
@@ -89,7 +90,9 @@ def _inputs(bank, queries, k):
   return bank, queries
 
 
-def neighbours(bank, queries, k: int, *, block: int | None = None):
+def neighbours(
+  bank: ArrayLike, queries: ArrayLike, k: int, *, block: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
   """The k most similar of the bank, nearest first.  [n, d], [q, d] -> indices [q, k], cosine similarities [q, k]"""
   bank, queries = _inputs(bank, queries, k)
   block = block or row_blocks.rows(len(queries), len(bank))
@@ -98,9 +101,9 @@ def neighbours(bank, queries, k: int, *, block: int | None = None):
 
 
 def classify(
-  bank,
-  bank_labels,
-  queries,
+  bank: ArrayLike,
+  bank_labels: ArrayLike,
+  queries: ArrayLike,
   *,
   k: Sequence[int],
   vote: str = 'cosine',
@@ -110,22 +113,20 @@ def classify(
 ) -> dict[int, np.ndarray]:
   """Class scores of each query for each k, from one search.  [n, d], [n], [q, d] -> {k: [q, num_classes]}
 
-  The predicted class is the argmax, ties to the lower class; a class that no neighbour voted for has score 0.
+  The predicted class is the argmax, ties to the lower class. A class that no neighbour votes for has score 0.
 
   Args:
-    vote: 'cosine', exp(s / temperature) (Wu et al. 2018; dystress, balanced sets), up to a factor of the query;
-      'distance', 1 / L2 distance (dystress A.2, long tails), where equal vectors outvote all others; 'majority', 1 each
-      (supervised, App. A.3).
-    num_classes: largest label + 1 where not given.
-    block: queries at a time; by default as many as keep their similarities and votes within 256 MiB.
+    vote: the weight of a neighbour. 'cosine': exp(s / temperature), up to a factor per query (Wu et al. 2018; DySTreSS
+      on balanced sets). 'distance': 1 / L2 distance, so that equal vectors outvote all others (DySTreSS A.2, long
+      tails). 'majority': 1 (Lee 2025, App. A.3).
+    num_classes: by default the largest label + 1.
+    block: queries per block; by default as many as keep similarities and votes within 256 MiB.
   """
   k = tuple(sorted(set(k)))
   if not k or k[0] < 1:
     raise ValueError(f'k: {k}, expected at least one number, each 1 or more')
-  if vote not in VOTES:
-    raise ValueError(f'vote: {vote!r}, expected one of {", ".join(VOTES)}')
-  if not temperature > 0:
-    raise ValueError(f'temperature: {temperature}, expected a number above 0')
+  require_choice('vote', vote, VOTES)
+  require_positive(temperature=temperature)
   bank, queries = _inputs(bank, queries, k[-1])
   bank_labels = check.labels('bank_labels', bank_labels, len(bank))
   num_classes = num_classes or int(bank_labels.max()) + 1
@@ -139,15 +140,15 @@ def classify(
 
 
 def hits(scores: np.ndarray, labels: np.ndarray, topk: int) -> np.ndarray:
-  """Whether each label is among the topk scores, ties to the lower class, no vote no hit.  [q, c], [q] -> bool [q]"""
+  """Whether each label has one of the topk scores and any vote; ties to the lower class.  [q, c], [q] -> bool [q]"""
   return (classes_before(scores, labels) < topk) & (np.take_along_axis(scores, labels[:, None], axis=1)[:, 0] > 0)
 
 
 def accuracy(
-  bank_features,
-  bank_labels,
-  query_features,
-  query_labels,
+  bank_features: ArrayLike,
+  bank_labels: ArrayLike,
+  query_features: ArrayLike,
+  query_labels: ArrayLike,
   *,
   k: Sequence[int] = (200,),
   vote: str = 'cosine',

@@ -1,8 +1,8 @@
-"""Linear classifiers on frozen features: the papers' protocols, and two that need no rate, for monitoring.
+"""Linear classifiers on frozen features: the papers' protocols, and two without a learning rate, for monitoring.
 
-Every protocol here sees features as they were extracted, without augmentation. Most centre them by the training
-mean and divide by one number: a linear classifier can undo both, and the papers' learning rates, which suit their
-encoders' features, then suit any encoder's (our choice).
+All classifiers train on features extracted without augmentation. Most protocols subtract the training mean and divide
+by one number. A linear classifier can undo both, and the papers' learning rates, which suit the features of their own
+encoders, then suit any encoder (our choice).
 """
 
 import dataclasses
@@ -14,66 +14,70 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import scipy.linalg
+from jax.typing import ArrayLike
 
 from ssl_jax.evals import check
 from ssl_jax.evals.scoring import classes_before, mean_and_spread
+from ssl_jax.registry import require, require_choice, require_positive
 from ssl_jax.run.optimizers import for_strict_promotion
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
-# The smallest number of steps in an epoch: the papers' sets are large, and a small set needs smaller batches.
+# The smallest number of steps per epoch. The papers' sets are large; a small set needs smaller batches.
 STEPS_PER_EPOCH = 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Protocol:
-  """How a linear classifier is trained: softmax cross-entropy, no weight decay."""
+  """How a linear classifier is trained: softmax cross-entropy without weight decay."""
 
   source: str
-  optimiser: str  # 'sgd', 'lars' (both with momentum 0.9) or 'adam'
+  optimizer: str  # 'sgd', 'lars' (both with momentum 0.9) or 'adam'
   learning_rate: float
   batch: int
   epochs: int
-  milestones: tuple[int, ...] | None = None  # the epochs at which the rate falls by `factor`; None: cosine to zero
+  milestones: tuple[int, ...] | None = None  # epochs at which the rate is multiplied by `factor`; None: cosine decay
   factor: float = 1.0
-  scale: str = 'norm'  # the mean square that becomes 1: of a feature's 'norm', of a 'coordinate', or 'none'
+  scale: str = 'norm'  # which mean square becomes 1: that of the 'norm', of a 'coordinate', or 'none'
 
-  def rates(self) -> np.ndarray:
-    """The factor of the learning rate in each epoch.  -> [epochs]"""
+  def factors(self) -> np.ndarray:
+    """What the learning rate is multiplied by in each epoch.  -> [epochs]"""
     epoch = np.arange(self.epochs)
     if self.milestones is None:
       return 0.5 * (1 + np.cos(np.pi * epoch / self.epochs))
     return self.factor ** (epoch[:, None] >= np.array(self.milestones)[None, :]).sum(axis=1)
 
   def direction(self) -> optax.GradientTransformation:
-    """The optimiser before its learning rate, which comes last, as in torch's."""
-    if self.optimiser == 'adam':
+    """The optimizer without its learning rate, which is applied last, as in torch."""
+    if self.optimizer == 'adam':
       return for_strict_promotion(optax.scale_by_adam(b1=0.5, b2=0.999, eps=1e-8))
-    if self.optimiser == 'sgd':
+    if self.optimizer == 'sgd':
       return optax.trace(0.9)
     ratio = optax.scale_by_trust_ratio(trust_coefficient=0.001)
     return optax.chain(optax.masked(ratio, {'kernel': True, 'bias': False}), optax.trace(0.9))
 
 
 PROTOCOLS = {
-  'behaviour': Protocol('behaviour 5.1 (batch: as cacr)', 'sgd', 30.0, 256, 100, (40, 60, 80), 0.2),
-  'cacr_small': Protocol('cacr App. C.1', 'adam', 1e-3, 128, 100, (60, 80), 0.2, scale='coordinate'),
-  'cacr_small_as_is': Protocol('cacr App. C.1', 'adam', 1e-3, 128, 100, (60, 80), 0.2, scale='none'),
-  'cacr_large': Protocol('cacr App. C.2', 'sgd', 30.0, 256, 100, (60, 80), 0.1),
-  'supervised_cifar': Protocol('supervised A.4.1', 'sgd', 30.0, 256, 90),
-  'dystress_imagenet': Protocol("lightly's benchmark, which dystress 5.2 uses", 'sgd', 0.1, 256, 90, scale='none'),
-  'imagenet_lars': Protocol('supervised A.3.1 (rate: Chen & He 2021)', 'lars', 1.6, 4096, 90, scale='coordinate'),
+  'behaviour': Protocol('Wang & Liu 2021, 5.1 (batch size: CACR)', 'sgd', 30.0, 256, 100, (40, 60, 80), 0.2),
+  'cacr_small': Protocol('CACR, App. C.1', 'adam', 1e-3, 128, 100, (60, 80), 0.2, scale='coordinate'),
+  'cacr_small_as_is': Protocol('CACR, App. C.1', 'adam', 1e-3, 128, 100, (60, 80), 0.2, scale='none'),
+  'cacr_large': Protocol('CACR, App. C.2', 'sgd', 30.0, 256, 100, (60, 80), 0.1),
+  'balanced_cifar': Protocol('Lee 2025, A.4.1', 'sgd', 30.0, 256, 90),
+  'dystress_imagenet': Protocol("lightly's benchmark, used by DySTreSS 5.2", 'sgd', 0.1, 256, 90, scale='none'),
+  'imagenet_lars': Protocol(
+    'Lee 2025, A.3.1 (learning rate: Chen & He 2021)', 'lars', 1.6, 4096, 90, scale='coordinate'
+  ),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What a probe found.
+  """The accuracy of a linear classifier.
 
   Attributes:
     report: the protocol and its settings, 'top1' and 'top5' in percent (means over seeds), 'top1_std' (None for one
       seed) and 'top1_seeds'; ready for JSON.
-    predictions: the class of each test example, [seeds, n].
+    predictions: the predicted class of each test example, [seeds, n].
   """
 
   report: dict
@@ -81,9 +85,9 @@ class Result:
 
 
 def _batch(protocol: Protocol, examples: int) -> tuple[int, float]:
-  """The batch, smaller than the protocol's on a small set, and what SGD's rate is then multiplied by (linear rule)."""
+  """The batch size, reduced on a small set, and the factor of SGD's learning rate that goes with it (linear rule)."""
   batch = max(1, min(protocol.batch, examples // STEPS_PER_EPOCH))
-  return batch, batch / protocol.batch if protocol.optimiser == 'sgd' else 1.0
+  return batch, batch / protocol.batch if protocol.optimizer == 'sgd' else 1.0
 
 
 def _logits(params, x):
@@ -92,18 +96,23 @@ def _logits(params, x):
 
 def _cross_entropy(params, x, targets):
   """Mean softmax cross-entropy.  targets one-hot [n, classes]"""
-  return -jnp.mean(jnp.sum(targets * jax.nn.log_softmax(_logits(params, x)), axis=1))
+  return optax.softmax_cross_entropy(_logits(params, x), targets).mean()
+
+
+def require_seeds(seeds: Sequence[int]) -> None:
+  """Raises unless there is at least one seed and none is negative."""
+  require('seeds', seeds, lambda x: min(x) >= 0, 'at least one integer, each 0 or more')
 
 
 def initial_kernels(seeds: Sequence[int], d: int, num_classes: int) -> np.ndarray:
-  """Normal, of standard deviation 0.01, as MoCo's.  -> [s, d, classes]"""
+  """One kernel per seed, normal with standard deviation 0.01, as in MoCo.  -> [s, d, classes]"""
   draw = lambda seed: 0.01 * np.random.default_rng(seed).standard_normal((d, num_classes), np.float32)
   return np.stack([draw(seed) for seed in seeds])
 
 
 @functools.partial(jax.jit, static_argnames=('protocol', 'batch'))
 def _train(x, y, seeds, kernels, learning_rates, *, protocol, batch):
-  """Every seed and rate at once; the rates of a seed share its batches.  -> params [s, r, ...]"""
+  """Trains all seeds and learning rates at once; those of a seed share its batches.  -> params [s, r, ...]"""
   n, num_classes = len(x), kernels.shape[2]
   steps = n // batch
   direction = protocol.direction()
@@ -112,11 +121,11 @@ def _train(x, y, seeds, kernels, learning_rates, *, protocol, batch):
     key = jax.random.key(seed)
     params = {'kernel': kernel, 'bias': jnp.zeros(num_classes)}
 
-    def update(carry, rate, images, targets):
+    def update(carry, learning_rate, features, targets):
       params, state = carry
-      grads = jax.grad(_cross_entropy)(params, images, targets)
+      grads = jax.grad(_cross_entropy)(params, features, targets)
       updates, state = direction.update(grads, state, params)
-      return jax.tree.map(lambda p, u: p - rate * u, params, updates), state
+      return jax.tree.map(lambda p, u: p - learning_rate * u, params, updates), state
 
     def epoch(carry, inputs):
       index, factor = inputs
@@ -129,7 +138,7 @@ def _train(x, y, seeds, kernels, learning_rates, *, protocol, batch):
       return jax.lax.scan(step, carry, order)[0], None
 
     start = jax.vmap(lambda _: (params, direction.init(params)))(learning_rates)
-    schedule = (jnp.arange(protocol.epochs), jnp.asarray(protocol.rates(), jnp.float32))
+    schedule = (jnp.arange(protocol.epochs), jnp.asarray(protocol.factors(), jnp.float32))
     return jax.lax.scan(epoch, start, schedule)[0][0]
 
   return jax.vmap(one_seed)(seeds, kernels)
@@ -137,7 +146,7 @@ def _train(x, y, seeds, kernels, learning_rates, *, protocol, batch):
 
 @jax.jit
 def _predict(params, x, y):
-  """One classifier at a time.  params [m, ...], [n, d], [n] -> classes [m, n], number before the true class [m, n]"""
+  """One classifier at a time.  params [m, ...], [n, d], [n] -> classes [m, n], `classes_before` [m, n]"""
 
   def one(params):
     logits = _logits(params, x)
@@ -156,8 +165,8 @@ def _inputs(train_x, train_y, test_x, test_y):
 
 
 @functools.partial(jax.jit, static_argnames='scale')
-def moments(train_x, *, scale: str):
-  """What is taken from features, and the number they are then divided by (`Protocol.scale`).  [n, d] -> [d], []"""
+def moments(train_x: jax.Array, *, scale: str) -> tuple[jax.Array, jax.Array]:
+  """What is subtracted from features, and what they are then divided by (`Protocol.scale`).  [n, d] -> [d], []"""
   if scale == 'none':
     return jnp.zeros(train_x.shape[1]), jnp.ones(())
   mean = train_x.mean(axis=0)
@@ -174,9 +183,9 @@ def _prepare(train_x, test_x, *, scale):
 
 
 def settings_of(report: Mapping) -> dict:
-  """How a classifier was trained: what a report says beside its accuracies, as JSON has it."""
-  told = {key: value for key, value in report.items() if key not in ('top1', 'top1_std', 'top5')}
-  return {key: list(value) if isinstance(value, tuple) else value for key, value in told.items()}
+  """How a classifier was trained: a report without its mean accuracies, with lists instead of tuples, as in JSON."""
+  kept = {key: value for key, value in report.items() if key not in ('top1', 'top1_std', 'top5')}
+  return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
 
 
 def _result(report, params, test_x, test_y) -> Result:
@@ -187,11 +196,11 @@ def _result(report, params, test_x, test_y) -> Result:
   return Result({**report, 'top1': mean, 'top1_std': std, 'top1_seeds': top1, 'top5': top5}, predictions)
 
 
-def probe(
-  train_x,
-  train_y,
-  test_x,
-  test_y,
+def fit(
+  train_x: ArrayLike,
+  train_y: ArrayLike,
+  test_x: ArrayLike,
+  test_y: ArrayLike,
   protocol: str,
   *,
   seeds: Sequence[int] = (0,),
@@ -201,25 +210,22 @@ def probe(
 
   Args:
     seeds: of the initial weights and of the order of examples.
-    learning_rates: to try instead of the protocol's, at the protocol's batch. Where there are several, the one with
-      the highest mean accuracy on a held-out tenth of the training set is taken, never by the test set, and trained
-      anew on the whole.
+    learning_rates: candidates that replace the protocol's learning rate, at its batch size. Of several, the one with
+      the highest mean accuracy on a held-out tenth of the training set is used for training on the whole set. The test
+      set has no part in the choice.
   """
-  if protocol not in PROTOCOLS:
-    raise ValueError(f'protocol: {protocol!r}, expected one of {", ".join(PROTOCOLS)}')
+  require_choice('protocol', protocol, PROTOCOLS)
   name, protocol = protocol, PROTOCOLS[protocol]
   rates = [protocol.learning_rate] if learning_rates is None else [float(rate) for rate in learning_rates]
-  if not rates or min(rates) <= 0:
-    raise ValueError(f'learning_rates: {rates}, expected at least one number, each above 0')
-  if not len(seeds) or min(seeds) < 0:
-    raise ValueError(f'seeds: {seeds}, expected at least one, each 0 or more')
+  require('learning_rates', rates, lambda x: min(x) > 0, 'at least one positive number')
+  require_seeds(seeds)
   train_x, train_y, test_x, test_y = _inputs(train_x, train_y, test_x, test_y)
   train_x, test_x = _prepare(train_x, test_x, scale=protocol.scale)
   num_classes = int(train_y.max()) + 1
   seeds = [int(seed) for seed in seeds]
 
   def train(x, y, rates):
-    """Parameters, seed by seed and rate by rate within."""
+    """Parameters [seeds · rates, ...], the rates of one seed together."""
     batch, scale = _batch(protocol, len(x))
     seeds_, rates_ = jnp.asarray(seeds, jnp.uint32), scale * jnp.asarray(rates, jnp.float32)
     kernels = jnp.asarray(initial_kernels(seeds, x.shape[1], num_classes))
@@ -242,7 +248,7 @@ def probe(
 
 @jax.jit
 def _fit_logistic(x, targets, penalty, steps):
-  """L-BFGS from zero until the gradient is small or the steps are over.  -> parameters, steps taken"""
+  """L-BFGS from zero until the gradient is small or `steps` are taken.  -> parameters, steps taken"""
   params = {'kernel': jnp.zeros((x.shape[1], targets.shape[1])), 'bias': jnp.zeros(targets.shape[1])}
   solver = optax.lbfgs()
 
@@ -266,18 +272,25 @@ def _fit_logistic(x, targets, penalty, steps):
   return params, count
 
 
-def logistic(train_x, train_y, test_x, test_y, *, penalty: float | None = None, steps: int = 2000) -> Result:
-  """Multinomial logistic regression by L-BFGS on the whole set: no rate, no seed.  [n, d], [n], [m, d], [m] -> Result
+def logistic(
+  train_x: ArrayLike,
+  train_y: ArrayLike,
+  test_x: ArrayLike,
+  test_y: ArrayLike,
+  *,
+  penalty: float | None = None,
+  steps: int = 2000,
+) -> Result:
+  """Multinomial logistic regression by L-BFGS, without learning rate or seed.  [n, d], [n], [m, d], [m] -> Result
 
   Minimises the mean cross-entropy + ½ penalty ‖W‖² on features of unit mean square coordinate.
 
   Args:
-    penalty: 1/n where not given, which is scikit-learn's C = 1.
+    penalty: by default 1/n, which is scikit-learn's C = 1.
   """
   train_x, train_y, test_x, test_y = _inputs(train_x, train_y, test_x, test_y)
   penalty = 1 / len(train_x) if penalty is None else penalty
-  if penalty < 0:
-    raise ValueError(f'penalty: {penalty}, expected 0 or more')
+  require('penalty', penalty, lambda x: x >= 0, 'at least 0')
   train_x, test_x = _prepare(train_x, test_x, scale='coordinate')
   targets = jax.nn.one_hot(jnp.asarray(train_y), int(train_y.max()) + 1)
   params, count = _fit_logistic(train_x, targets, penalty, steps)
@@ -291,14 +304,15 @@ def _moments(x, targets):
   return tuple(jnp.matmul(x.T, y, precision=HIGHEST) for y in (x, targets - targets.mean(axis=0, keepdims=True)))
 
 
-def ridge(train_x, train_y, test_x, test_y, *, penalty: float = 1e-3) -> Result:
-  """Least squares on one-hot labels with a penalty, in closed form.  [n, d], [n], [m, d], [m] -> Result
+def ridge(
+  train_x: ArrayLike, train_y: ArrayLike, test_x: ArrayLike, test_y: ArrayLike, *, penalty: float = 1e-3
+) -> Result:
+  """Ridge regression on one-hot labels, in closed form.  [n, d], [n], [m, d], [m] -> Result
 
   Minimises the mean of ‖xᵀW + b − y‖² + penalty ‖W‖² on features of unit mean square coordinate.
   """
   train_x, train_y, test_x, test_y = _inputs(train_x, train_y, test_x, test_y)
-  if not penalty > 0:
-    raise ValueError(f'penalty: {penalty}, expected a number above 0')
+  require_positive(penalty=penalty)
   train_x, test_x = _prepare(train_x, test_x, scale='coordinate')
   targets = jax.nn.one_hot(jnp.asarray(train_y), int(train_y.max()) + 1)
   gram, cross = (np.asarray(x, np.float64) / len(train_x) for x in _moments(train_x, targets))
@@ -306,3 +320,12 @@ def ridge(train_x, train_y, test_x, test_y, *, penalty: float = 1e-3) -> Result:
   params = {'kernel': jnp.asarray(kernel, jnp.float32), 'bias': targets.mean(axis=0)}
   report = {'protocol': 'ridge', 'penalty': penalty}
   return _result(report, jax.tree.map(lambda p: p[None], params), test_x, test_y)
+
+
+WITHOUT_SEEDS = {'logistic': logistic, 'ridge': ridge}
+CHOICES = ('', *WITHOUT_SEEDS, *PROTOCOLS)  # of eval.linear
+
+
+def evaluate(name: str, *data: ArrayLike, seeds: Sequence[int]) -> Result:
+  """Trains and tests the classifier that `eval.linear` names.  train x and y, test x and y -> Result"""
+  return WITHOUT_SEEDS[name](*data) if name in WITHOUT_SEEDS else fit(*data, name, seeds=seeds)

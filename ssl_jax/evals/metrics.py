@@ -1,9 +1,9 @@
 """Measures of a representation, from features (and labels) alone.
 
 Shapes: features [n, d]; views [v, n, d], v augmented views of the same n images; labels [n], integers. Features are
-L2-normalised first, as the papers have them, except where a docstring says otherwise. A pair is two different
-examples: no example is compared with itself. Pairwise measures go in blocks of rows, sums over rows are finished in
-float64, and nothing is summed in an order that changes from call to call.
+L2-normalised first, as in the papers, unless a docstring says otherwise. A pair is two different examples: no example
+is compared with itself. Pairwise measures are computed in blocks of rows and averaged in float64, and nothing is summed
+in an order that changes from call to call.
 """
 
 import functools
@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
+from jax.typing import ArrayLike
 
 from ssl_jax import losses
+from ssl_jax.arrays import normalize
 from ssl_jax.evals import check, knn, row_blocks
 from ssl_jax.temperature import Temperature
 
@@ -39,7 +41,7 @@ def _mean(x) -> float:
 
 
 def _others(index, n):
-  """Columns that are not the row's own example.  [q] -> bool [q, n]"""
+  """Whether a column is another example than the row's own.  [q] -> bool [q, n]"""
   return index[:, None] != jnp.arange(n)[None, :]
 
 
@@ -48,7 +50,7 @@ def _others(index, n):
 
 @functools.partial(jax.jit, static_argnames='block')
 def _uniformity(x, t, *, block):
-  x, n = row_blocks.unit(x), len(x)
+  x, n = normalize(x), len(x)
 
   def row(query, index):
     kernel = jnp.exp(t * (2 * row_blocks.similarities(query, x) - 2))
@@ -57,8 +59,8 @@ def _uniformity(x, t, *, block):
   return row_blocks.map_rows(row, block, x, jnp.arange(n))
 
 
-def uniformity(x, *, t: float = 2.0, block: int | None = None) -> float:
-  """log E exp(−t‖x − y‖²) over pairs (dystress Eq. 16; behaviour Eq. 10, which plots its negative)."""
+def uniformity(x: ArrayLike, *, t: float = 2.0, block: int | None = None) -> float:
+  """log E exp(−t‖x − y‖²) over pairs (DySTreSS Eq. 16; Wang & Liu 2021 Eq. 10, who plot its negative)."""
   x = check.features('features', x)
   n = len(x)
   if n < 2:
@@ -68,12 +70,12 @@ def uniformity(x, *, t: float = 2.0, block: int | None = None) -> float:
 
 @jax.jit
 def _alignment(views):
-  views = row_blocks.unit(views)
+  views = normalize(views)
   return jnp.square(views - views.mean(axis=0, keepdims=True)).sum(axis=(0, 2)) * (2 / (len(views) - 1))
 
 
-def alignment(views) -> float:
-  """E‖x − x⁺‖² over pairs of views of an image: twice the variance of its views (dystress Eq. 17)."""
+def alignment(views: ArrayLike) -> float:
+  """E‖x − x⁺‖² over pairs of views of an image: twice the variance of its views (DySTreSS Eq. 17)."""
   views = _views('views', views)
   if len(views) < 2:
     raise ValueError(f'views: {len(views)} view, expected at least 2 to have a positive pair')
@@ -85,12 +87,12 @@ def alignment(views) -> float:
 
 @functools.partial(jax.jit, static_argnames=('num_classes', 'block'))
 def _class_sums(x, labels, *, num_classes, block):
-  """Sums of the features of each class, in a fixed order, unlike a scatter's.  [n, d], [n] -> [classes, d]"""
+  """Sums of the features of each class, in a fixed order, unlike a scatter.  [n, d], [n] -> [classes, d]"""
   n, d = x.shape
   starts = jnp.arange(-(-n // block)) * block
 
   def add(total, start):
-    # The last block begins earlier, to stay inside the array: rows already counted are given no class.
+    # The last block starts earlier, to stay inside the array: rows already counted get no class.
     first = jnp.minimum(start, n - block)
     counted = first + jnp.arange(block) < start
     labels_ = jnp.where(counted, -1, jax.lax.dynamic_slice_in_dim(labels, first, block))
@@ -101,7 +103,7 @@ def _class_sums(x, labels, *, num_classes, block):
 
 
 def _class_means(x, labels):
-  """Of the classes that occur, numbered from 0.  [n, d], [n] -> means [c, d], the class of each row [n], counts [c]"""
+  """Of the classes that occur, renumbered from 0.  [n, d], [n] -> means [c, d], class of each row [n], counts [c]"""
   _, labels, counts = np.unique(labels, return_inverse=True, return_counts=True)
   labels = labels.astype(np.int32)
   size = row_blocks.rows(len(x), max(len(counts), x.shape[1]))
@@ -113,15 +115,15 @@ def _same_label_sum(x, labels):
   """Sum of the similarities of all ordered same-label pairs, Σ_c ‖Σ x‖² − Σ‖x‖², and the number of these pairs."""
   x = check.features('features', x)
   labels = check.labels('labels', labels, len(x), classes=1)
-  x = row_blocks.unit(x)
+  x = normalize(x)
   means, _, counts = _class_means(x, labels)
   squares = np.sum(np.square(np.asarray(means, np.float64)), axis=1)
   own = float(np.sum(np.square(np.asarray(jnp.linalg.norm(x, axis=1), np.float64))))
   return float(np.sum(counts**2 * squares)) - own, int(np.sum(counts * (counts - 1)))
 
 
-def tolerance(x, labels) -> float:
-  """E[s · same label] over all pairs (behaviour Eq. 11): falls with the number of classes; in O(n d)."""
+def tolerance(x: ArrayLike, labels: ArrayLike) -> float:
+  """E[s · same label] over all pairs (Wang & Liu 2021 Eq. 11); decreases with the number of classes. Takes O(n d)."""
   total, _ = _same_label_sum(x, labels)
   n = len(labels)
   if n < 2:
@@ -129,18 +131,18 @@ def tolerance(x, labels) -> float:
   return total / (n * (n - 1))
 
 
-def same_label_similarity(x, labels) -> float:
-  """Mean similarity of pairs of one class, "tolerance" in behaviour Table 1 and in the DySTreSS code; in O(n d)."""
+def same_label_similarity(x: ArrayLike, labels: ArrayLike) -> float:
+  """Mean similarity of same-label pairs: "tolerance" in Wang & Liu 2021 Table 1 and the DySTreSS code. Takes O(n d)."""
   total, pairs = _same_label_sum(x, labels)
   if not pairs:
     raise ValueError('labels: no class has two examples, so there is no same-label pair')
   return total / pairs
 
 
-def inter_class_uniformity(x, labels, *, t: float = 2.0) -> float:
-  """log E exp(−t‖μ − μ′‖²) over pairs of class centroids, each the mean of unit features (dystress Eq. 18)."""
+def inter_class_uniformity(x: ArrayLike, labels: ArrayLike, *, t: float = 2.0) -> float:
+  """log E exp(−t‖μ − μ′‖²) over pairs of class centroids, each the mean of unit features (DySTreSS Eq. 18)."""
   x = check.features('features', x)
-  means, _, counts = _class_means(row_blocks.unit(x), check.labels('labels', labels, len(x)))
+  means, _, counts = _class_means(normalize(x), check.labels('labels', labels, len(x)))
   means = np.asarray(means, np.float64)
   squares = np.sum(means**2, axis=1)
   distances = np.maximum(squares[:, None] + squares[None, :] - 2 * means @ means.T, 0)
@@ -148,65 +150,65 @@ def inter_class_uniformity(x, labels, *, t: float = 2.0) -> float:
   return math.log((np.exp(-t * distances).sum() - np.exp(-t * np.diag(distances)).sum()) / (classes * (classes - 1)))
 
 
-def prototype_bias(views, labels) -> float:
-  """Prototype representation bias: E‖μ_y − μ̃‖, μ̃ the mean of an image's views, μ_y of its class (supervised Eq. 16)."""
+def prototype_bias(views: ArrayLike, labels: ArrayLike) -> float:
+  """Prototype representation bias: E‖μ_y − μ̃‖, μ̃ the mean of an image's views, μ_y of its class (Lee 2025 Eq. 16)."""
   views = _views('views', views)
   labels = check.labels('labels', labels, views.shape[1], classes=1)
-  surrogate = row_blocks.unit(views).mean(axis=0)
+  surrogate = normalize(views).mean(axis=0)
   means, labels, _ = _class_means(surrogate, labels)
   return _mean(jnp.linalg.norm(means[jnp.asarray(labels)] - surrogate, axis=1))
 
 
-def prototype_bias_sampled(views, partners) -> float:
-  """The estimate in the paper: E‖f(t(x′)) − f(t(x))‖, one t for both and an x′ of its class (supervised Eq. 51).
+def prototype_bias_sampled(views: ArrayLike, partners: ArrayLike) -> float:
+  """The paper's estimate of `prototype_bias`: E‖f(t(x′)) − f(t(x))‖, the same t and class for both (Lee 2025 Eq. 51).
 
   Args:
-    views: f(t(x)) of several t, [v, n, d].
-    partners: f(t(x′)) of the same t, an x′ of its class for each x, [v, n, d]. x′ may be x, as in a draw from X|y.
+    views: f(t(x)) for several t, [v, n, d].
+    partners: f(t(x′)) for the same t, where x′ has the class of x, [v, n, d]. x′ may be x, as in a draw from X|y.
   """
   views, partners = _views('views', views), _views('partners', partners)
   if views.shape != partners.shape:
-    raise ValueError(f'partners: shape {partners.shape}, expected {views.shape} as the views')
-  return _mean(jnp.linalg.norm(row_blocks.unit(partners) - row_blocks.unit(views), axis=2))
+    raise ValueError(f'partners: shape {partners.shape}, expected {views.shape}, that of the views')
+  return _mean(jnp.linalg.norm(normalize(partners) - normalize(views), axis=2))
 
 
 def same_label_partners(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """For each example the index of one of its class, uniformly (itself included).  [n] -> [n]"""
+  """For each example a uniformly drawn example of its class, which may be itself.  labels [n] -> indices [n]"""
   _, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
   members = np.argsort(inverse, kind='stable')
   first = np.cumsum(counts) - counts
   return members[first[inverse] + rng.integers(counts[inverse])]
 
 
-# Bounds of the supervised objective
+# Bounds of the balanced objective (Lee 2025)
 
 
 @jax.jit
 def _attracting_gap(query, views):
-  query, prototype = row_blocks.unit(query), row_blocks.unit(views).mean(axis=0)
+  query, prototype = normalize(query), normalize(views).mean(axis=0)
   # RHS − LHS = −E s(q, f(T)) + s(q, E f(T))
-  return jnp.sum(query * row_blocks.unit(prototype), axis=1) - jnp.sum(query * prototype, axis=1)
+  return jnp.sum(query * normalize(prototype), axis=1) - jnp.sum(query * prototype, axis=1)
 
 
-def attracting_gap(query, views) -> float:
-  """Mean slack of the bound −s(f(t(x)), E f(T(x))) ≤ −E s(f(t(x)), f(T(x))) (supervised Eq. 8; A.4.5: 10 views).
+def attracting_gap(query: ArrayLike, views: ArrayLike) -> float:
+  """Mean slack of the bound −s(f(t(x)), E f(T(x))) ≤ −E s(f(t(x)), f(T(x))) (Lee 2025 Eq. 8; A.4.5: 10 views).
 
   Args:
     query: f(t(x)), [n, d].
-    views: other views of the same images, which stand for E over T, [v, n, d].
+    views: other views of the same images, which estimate E over T, [v, n, d].
   """
   query, views = check.features('query', query), _views('views', views)
   if views.shape[1:] != query.shape:
-    raise ValueError(f'views: shape {views.shape}, expected [views, {query.shape[0]}, {query.shape[1]}] as the query')
+    raise ValueError(f'views: shape {views.shape}, expected [views, {query.shape[0]}, {query.shape[1]}], as the query')
   return _mean(_attracting_gap(query, views))
 
 
 @functools.partial(jax.jit, static_argnames='block')
 def _repelling_gap(query, query_class, bank, log_weight, prototypes, nu, alpha, *, block):
-  bank, directions = row_blocks.unit(bank), row_blocks.unit(prototypes)
+  bank, directions = normalize(bank), normalize(prototypes)
 
   def row(q, label):
-    q = row_blocks.unit(q)
+    q = normalize(q)
     to_prototypes = row_blocks.similarities(q, directions)
     own = label[:, None] == jnp.arange(len(directions))[None, :]
     left = jnp.where(own, -jnp.inf, to_prototypes).max(axis=1)
@@ -218,15 +220,23 @@ def _repelling_gap(query, query_class, bank, log_weight, prototypes, nu, alpha, 
   return row_blocks.map_rows(row, block, query, query_class)
 
 
-def repelling_gap(query, query_labels, bank, bank_labels, *, alpha: float = 2.0, block: int | None = None) -> float:
-  """Mean slack of the bound max s(f(t(x)), μ_y′) ≤ log E exp(α s)/(να) + log n/(να), y′ ≠ y (supervised Eq. 10; A.4.5).
+def repelling_gap(
+  query: ArrayLike,
+  query_labels: ArrayLike,
+  bank: ArrayLike,
+  bank_labels: ArrayLike,
+  *,
+  alpha: float = 2.0,
+  block: int | None = None,
+) -> float:
+  """Mean slack of the bound max s(f(t(x)), μ_y′) ≤ log E exp(α s)/(να) + log n/(να), y′ ≠ y (Lee 2025 Eq. 10; A.4.5).
 
-  n E exp(α s) is taken as the sum over classes of the mean of each (Eq. 46): the same on balanced classes, which Eq. 10
-  assumes, and still a bound on others.
+  n E exp(α s) is computed as the sum of the class means (Eq. 46): the same on balanced classes, which Eq. 10 assumes,
+  and still a bound on imbalanced ones.
 
   Args:
     query: f(t(x)), [q, d].
-    bank: one view of every image, [n, d], which gives the prototypes μ_y, ν = min ‖μ_y′‖ and the expectation.
+    bank: one view of every image, [n, d], for the prototypes μ_y, ν = min ‖μ_y′‖ and the expectation.
     alpha: 1 / temperature.
   """
   query, bank = check.features('query', query), check.features('bank', bank)
@@ -234,9 +244,9 @@ def repelling_gap(query, query_labels, bank, bank_labels, *, alpha: float = 2.0,
   bank_labels = check.labels('bank_labels', bank_labels, len(bank))
   query_labels = check.labels('query_labels', query_labels, len(query), classes=1)
   check.seen('query_labels', query_labels, 'bank_labels', bank_labels)
-  prototypes, classes, counts = _class_means(row_blocks.unit(bank), bank_labels)
+  prototypes, classes, counts = _class_means(normalize(bank), bank_labels)
   lengths = np.linalg.norm(np.asarray(prototypes), axis=1)
-  # ν of a class is the least length of the others: the least of all, or the second least for the class that has it.
+  # ν of a class is the smallest norm of the other prototypes: the second smallest for the class that has the smallest.
   smallest, second = np.sort(lengths)[:2]
   nu = np.where(np.arange(len(lengths)) == lengths.argmin(), second, smallest)
   return _mean(
@@ -257,13 +267,13 @@ def repelling_gap(query, query_labels, bank, bank_labels, *, alpha: float = 2.0,
 
 
 def _argument(temperature):
-  """As jit takes it: another number needs no other program, another function does."""
+  """A temperature as an argument of jit: another number needs no other program, another function does."""
   return jax.tree_util.Partial(temperature) if callable(temperature) else jnp.asarray(temperature, jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames='block')
 def _penalty_entropy(x, temperature, *, block):
-  x, n = row_blocks.unit(x), len(x)
+  x, n = normalize(x), len(x)
 
   def row(query, index):
     return losses.penalty_entropy(row_blocks.similarities(query, x), temperature, _others(index, n))
@@ -271,10 +281,10 @@ def _penalty_entropy(x, temperature, *, block):
   return row_blocks.map_rows(row, block, x, jnp.arange(n))
 
 
-def penalty_entropy(x, temperature: Temperature, *, block: int | None = None) -> float:
-  """Mean entropy of the relative penalties r ∝ exp(s/τ(s)) over an example's negatives (behaviour Eq. 5, supplement).
+def penalty_entropy(x: ArrayLike, temperature: Temperature, *, block: int | None = None) -> float:
+  """Mean entropy of the relative penalties r ∝ exp(s/τ(s)) over the negatives (Wang & Liu 2021 Eq. 5, supplement).
 
-  At most log(n − 1), where all negatives weigh the same.
+  At most log(n − 1), reached if all negatives have the same weight.
 
   Args:
     temperature: a number or a function τ(s).
@@ -289,18 +299,18 @@ def penalty_entropy(x, temperature: Temperature, *, block: int | None = None) ->
 @functools.partial(jax.jit, static_argnames='batch')
 def _conditional_entropy(x, t_neg, *, batch):
   n = len(x) // batch * batch
-  x = row_blocks.unit(x[:n]).reshape(-1, batch, x.shape[1])
+  x = normalize(x[:n]).reshape(-1, batch, x.shape[1])
   where = _others(jnp.arange(batch), batch)
   # ‖x − x⁻‖² = 2 − 2s: π⁻ is the penalty distribution of temperature 1 / (2 t⁻).
   return jax.lax.map(lambda z: losses.penalty_entropy(row_blocks.similarities(z, z), 0.5 / t_neg, where), x)
 
 
-def conditional_entropy(x, *, t_neg: float = 2.0, batch: int = 768) -> float:
-  """H(X⁻|X) of π⁻ ∝ exp(−t⁻‖x − x⁻‖²) in each mini-batch, averaged (cacr Eq. 4 and 8; Fig. 3); at most log(batch − 1).
+def conditional_entropy(x: ArrayLike, *, t_neg: float = 2.0, batch: int = 768) -> float:
+  """Mean of H(X⁻|X) of π⁻ ∝ exp(−t⁻‖x − x⁻‖²) over mini-batches (CACR Eq. 4 and 8; Fig. 3); at most log(batch − 1).
 
   Args:
-    x: shuffled features: batches are of consecutive examples, and the rest that does not fill one is left out.
-    batch: examples a mini-batch, 768 in the paper's runs with one positive and 128 with four.
+    x: shuffled features; a mini-batch is consecutive examples, and an incomplete last one is dropped.
+    batch: examples per mini-batch: 768 in the paper's runs with one positive, 128 with four.
   """
   x = check.features('features', x)
   if not 3 <= batch <= len(x):
@@ -310,24 +320,24 @@ def conditional_entropy(x, *, t_neg: float = 2.0, batch: int = 768) -> float:
 
 @functools.partial(jax.jit, static_argnames=('k', 'block'))
 def _local_separation(anchors, positives, *, k, block):
-  positives, n = row_blocks.unit(positives), len(anchors)
+  positives, n = normalize(positives), len(anchors)
 
   def row(anchor, index):
-    s = row_blocks.similarities(row_blocks.unit(anchor), positives)
+    s = row_blocks.similarities(normalize(anchor), positives)
     own = jnp.take_along_axis(s, index[:, None], axis=1)
     return jnp.concatenate([own, knn.top_k(jnp.where(_others(index, n), s, -jnp.inf), k)[0]], axis=1)
 
   return row_blocks.map_rows(row, block, anchors, jnp.arange(n))
 
 
-def local_separation(anchors, positives, *, k: int = 10, block: int | None = None) -> np.ndarray:
-  """Similarity of each example to its positive and to its k nearest negatives (behaviour 5.2, Fig. 8).
+def local_separation(anchors: ArrayLike, positives: ArrayLike, *, k: int = 10, block: int | None = None) -> np.ndarray:
+  """Similarity of each example to its positive and to its k nearest negatives (Wang & Liu 2021, 5.2, Fig. 8).
 
   Args:
     anchors, positives: two views of the same images, [n, d] each; the negatives of anchor i are the positives j ≠ i.
 
   Returns:
-    [n, 1 + k], the columns "pos", "n1", ..., "nk" of the figure; it plots their means.
+    [n, 1 + k], the columns "pos", "n1", ..., "nk", whose means the figure plots.
   """
   anchors, positives = _two('anchors', anchors, 'positives', positives)
   n = len(anchors)
@@ -337,35 +347,37 @@ def local_separation(anchors, positives, *, k: int = 10, block: int | None = Non
 
 
 def _bins(s, bins):
-  """The bin of [−1, 1] that each similarity falls in, the last one closed."""
+  """The bin of [−1, 1] of each similarity; the last bin includes 1."""
   return jnp.clip(jnp.floor((s + 1) * (bins / 2)), 0, bins - 1).astype(jnp.int32)
 
 
 def _count(index, weights, bins):
-  """Histogram of each row. Of integers, whose sum is the same in any order.  [q, n], [q, n] -> [q, bins]"""
+  """Histogram of each row. Integer weights add up the same in any order.  [q, n], [q, n] -> [q, bins]"""
   add = lambda i, w: jnp.zeros(bins, jnp.int32).at[i].add(w)
   return jax.vmap(add)(index, weights)
 
 
 @functools.partial(jax.jit, static_argnames=('bins', 'block'))
 def _similarity_histograms(anchors, positives, labels, *, bins, block):
-  positives, n = row_blocks.unit(positives), len(anchors)
+  positives, n = normalize(positives), len(anchors)
 
   def row(anchor, label, index):
     same = label[:, None] == labels[None, :]
     group = jnp.where(_others(index, n), jnp.where(same, 1, 2), 0)
-    s = row_blocks.similarities(row_blocks.unit(anchor), positives)
+    s = row_blocks.similarities(normalize(anchor), positives)
     return _count(group * bins + _bins(s, bins), jnp.ones_like(group), 3 * bins)
 
   return row_blocks.map_rows(row, block, anchors, labels, jnp.arange(n))
 
 
-def similarity_histograms(anchors, positives, labels, *, bins: int = 100, block: int | None = None) -> dict:
-  """Counts of the similarities of true positive, false negative and true negative pairs (dystress Fig. 1).
+def similarity_histograms(
+  anchors: ArrayLike, positives: ArrayLike, labels: ArrayLike, *, bins: int = 100, block: int | None = None
+) -> dict[str, np.ndarray]:
+  """Counts of the similarities of true positive, false negative and true negative pairs (DySTreSS Fig. 1).
 
   Args:
-    anchors, positives: two views of the same images, [n, d] each. (i, i) is a true positive; (i, j) a false negative
-      where the labels are equal and a true negative where they are not.
+    anchors, positives: two views of the same images, [n, d] each. (i, i) is a true positive; (i, j) is a false
+      negative if the labels are equal and a true negative otherwise.
 
   Returns:
     {'edges': [bins + 1] from −1 to 1, 'TP': [bins], 'FN': [bins], 'TN': [bins]}; the counts add up to n².
@@ -382,22 +394,24 @@ def similarity_histograms(anchors, positives, labels, *, bins: int = 100, block:
 
 @functools.partial(jax.jit, static_argnames=('bins', 'block'))
 def _penalty_distribution(x, temperature, *, bins, block):
-  x, n = row_blocks.unit(x), len(x)
+  x, n = normalize(x), len(x)
 
   def row(query, index):
     s = row_blocks.similarities(query, x)
     r = losses.penalties(s, temperature, _others(index, n))
-    # Fixed point, 2⁻³⁰ a unit: see `_count`.
+    # Fixed point with unit 2⁻³⁰: see `_count`.
     return _count(_bins(s, bins), jnp.round(r * 2.0**30).astype(jnp.int32), bins)
 
   return row_blocks.map_rows(row, block, x, jnp.arange(n))
 
 
-def penalty_distribution(x, temperature: Temperature, *, bins: int = 100, block: int | None = None) -> dict:
-  """The share of the penalty r ∝ exp(s/τ(s)) that falls in each bin of s, a mean over examples (behaviour Fig. 3).
+def penalty_distribution(
+  x: ArrayLike, temperature: Temperature, *, bins: int = 100, block: int | None = None
+) -> dict[str, np.ndarray]:
+  """The share of the penalty r ∝ exp(s/τ(s)) in each bin of s, averaged over examples (Wang & Liu 2021 Fig. 3).
 
   Returns:
-    {'edges': [bins + 1] from −1 to 1, 'penalty': [bins]}, the penalties adding up to 1.
+    {'edges': [bins + 1] from −1 to 1, 'penalty': [bins]}; the penalties add up to 1.
   """
   x = check.features('features', x)
   n = len(x)
@@ -411,11 +425,11 @@ def penalty_distribution(x, temperature: Temperature, *, bins: int = 100, block:
   }
 
 
-# Spectra, of features that are not normalised
+# Spectra of features that are not normalised
 
 
 def _effective_rank(values, epsilon) -> float:
-  """exp of the entropy of p = values / Σ values + epsilon; 0 where there is nothing at all."""
+  """exp of the entropy of p = values / Σ values + epsilon; 0 if all values are 0."""
   if not values.any():
     return 0.0
   p = values / values.sum() + epsilon
@@ -424,25 +438,25 @@ def _effective_rank(values, epsilon) -> float:
 
 @jax.jit
 def _singular_values(x):
-  """By way of R of x = QR: as accurate as of x itself, and much less work where n ≫ d."""
+  """Those of R in x = QR: as accurate as a decomposition of x, and much faster if n ≫ d."""
   return jnp.linalg.svd(jnp.linalg.qr(x, mode='r') if x.shape[0] > x.shape[1] else x, compute_uv=False)
 
 
-def rankme(x) -> float:
+def rankme(x: ArrayLike) -> float:
   """RankMe: exp of the entropy of the singular values, each divided by their sum (Garrido et al. 2023)."""
   return _effective_rank(np.asarray(_singular_values(check.features('features', x)), np.float64), 1e-7)
 
 
-def alpha_req(x, *, ranks: tuple[int, int] = (3, 100)) -> float:
+def alpha_req(x: ArrayLike, *, ranks: tuple[int, int] = (3, 100)) -> float:
   """α-ReQ: the exponent of the power law λ_i ∝ i^−α of the eigenvalues of the covariance (Agrawal et al. 2022).
 
-  A straight line through (log i, log λ_i), i in `ranks` (both included, cut where the spectrum ends), each point
-  weighted by 1/i as Stringer et al. (2019) do.
+  A line is fitted to (log i, log λ_i) for i in `ranks` (inclusive, up to the rank of the covariance), each point
+  weighted by 1/i as in Stringer et al. (2019).
   """
   x = check.features('features', x)
   centred = x - x.mean(axis=0, keepdims=True)
   eigenvalues = np.square(np.asarray(_singular_values(centred), np.float64)) / max(len(x) - 1, 1)
-  # Below this float32 leaves noise, which is no part of the spectrum.
+  # Smaller eigenvalues are float32 noise.
   rank = int(np.sum(eigenvalues > eigenvalues.max() * (np.finfo(np.float32).eps * max(x.shape)) ** 2))
   i = np.arange(ranks[0], min(ranks[1], rank) + 1)
   if len(i) < 2:
@@ -453,22 +467,22 @@ def alpha_req(x, *, ranks: tuple[int, int] = (3, 100)) -> float:
   return float(-slope)
 
 
-def lidar(views, *, delta: float = 1e-4) -> float:
-  """LiDAR: the effective rank of Σ_w^−½ Σ_b Σ_w^−½ of a discriminant analysis of images (Thilak et al. 2023).
+def lidar(views: ArrayLike, *, delta: float = 1e-4) -> float:
+  """LiDAR: the effective rank of Σ_w^−½ Σ_b Σ_w^−½, each image being a class of its views (Thilak et al. 2023).
 
-  Σ_b is the covariance of the images' means over their views, Σ_w that of the views about these means plus δI; the
-  paper takes 1,000 images with 50 views.
+  Σ_b is the covariance of the image means over views, Σ_w that of the views around these means plus δI. The paper uses
+  1,000 images with 50 views.
   """
   views = _views('views', views)
   if views.shape[0] < 2 or views.shape[1] < 2:
     raise ValueError(f'views: shape {views.shape}, expected at least 2 views of at least 2 examples')
-  # In float64: in float32 features of large norm have a covariance that is not positive.
+  # In float32, the covariance of features with a large norm is not positive definite.
   views = np.asarray(views, np.float64)
   centre = views.mean(axis=0)
   within = (views - centre[None]).reshape(-1, views.shape[-1])
   root = scipy.linalg.cholesky(within.T @ within / len(within) + delta * np.eye(within.shape[1]), lower=True)
   whitened = scipy.linalg.solve_triangular(root, (centre - centre.mean(axis=0, keepdims=True)).T, lower=True)  # [d, n]
   d, n = whitened.shape
-  eigenvalues = np.zeros(d)  # of whitened whitenedᵀ / n, whose rank is that of the smaller Gram matrix
+  eigenvalues = np.zeros(d)  # of whitened whitenedᵀ / n, computed from the smaller Gram matrix
   eigenvalues[: min(n, d)] = scipy.linalg.eigvalsh(whitened.T @ whitened if n < d else whitened @ whitened.T) / n
   return _effective_rank(np.maximum(eigenvalues, 0), 1e-8)

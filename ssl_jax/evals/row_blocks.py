@@ -1,32 +1,30 @@
-"""Pairwise work in blocks of rows: time may grow as n², memory may not."""
+"""Pairwise computations in blocks of rows: the time grows as n², the memory does not."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-# Floats of one block of similarities: 256 MiB. Larger blocks are no faster.
+# Floats in one block of similarities: 256 MiB. Larger blocks are not faster.
 ELEMENTS = 2**26
 
 
-def unit(x):
-  """L2-normalised rows; a zero row stays zero.  [..., d] -> [..., d]"""
-  return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
-
-
-def similarities(x, y):
-  """Dot products in full float32, which GPUs and TPUs do not use unasked.  [n, d], [m, d] -> [n, m]"""
+def similarities(x: jax.Array, y: jax.Array) -> jax.Array:
+  """Dot products in full float32, which is not the default on GPUs and TPUs.  [n, d], [m, d] -> [n, m]"""
   return jnp.matmul(x, y.T, precision=jax.lax.Precision.HIGHEST)
 
 
 def rows(n: int, columns: int) -> int:
-  """How many of n rows to take at a time, where each needs `columns` floats."""
+  """The number of rows per block, of n rows that need `columns` floats each."""
   return max(1, min(n, ELEMENTS // columns))
 
 
-def map_rows(function, size: int, *arrays):
+def map_rows(function: Callable[..., Any], size: int, *arrays: jax.Array) -> Any:
   """Applies `function` to blocks of `size` rows, one block at a time.  [n, ...] each -> [n, ...] each
 
-  The last block is the last `size` rows, so that every block has one shape and there are no padded rows to mask; what
-  it computes a second time is cut off.
+  The last block is the last `size` rows, so every block has the same shape and no padded row needs a mask. Rows that
+  it computes a second time are cut off.
   """
   n = arrays[0].shape[0]
   size = min(size, n)

@@ -1,17 +1,19 @@
-"""From scores and predictions to accuracies: by class, by thirds of a long tail, and over seeds."""
+"""From scores and predictions to accuracies: per class, by thirds of a long tail, and over seeds."""
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from ssl_jax.evals import check
 
 
-def classes_before(scores, labels):
-  """How many classes come before each example's own: of higher score, or of the same and a lower number.
+def classes_before(scores: np.ndarray | jax.Array, labels: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
+  """The number of classes ranked before each example's own, ties to the lower class.  [n, c], [n] -> [n]
 
-  All of them where its score is not a number: a classifier that has diverged recognises nothing.
-  numpy or jax: [n, c], [n] -> [n]
+  If the own score is NaN, all classes come before it: a classifier that has diverged recognises nothing. Takes numpy
+  and jax arrays.
   """
   xp = scores.__array_namespace__()
   own = xp.take_along_axis(scores, labels[:, None], axis=1)
@@ -19,7 +21,7 @@ def classes_before(scores, labels):
   return xp.sum(~after, axis=1)
 
 
-def confusion(predictions, labels, num_classes: int) -> np.ndarray:
+def confusion(predictions: ArrayLike, labels: ArrayLike, num_classes: int) -> np.ndarray:
   """Counts of (true class, predicted class).  [n], [n] -> [num_classes, num_classes]"""
   predictions, labels = np.asarray(predictions), np.asarray(labels)
   predictions = check.labels('predictions', predictions, len(predictions), classes=1)
@@ -31,15 +33,15 @@ def confusion(predictions, labels, num_classes: int) -> np.ndarray:
 
 
 def per_class_accuracy(matrix: np.ndarray) -> np.ndarray:
-  """Percent of each class that was recognised; NaN for a class without examples.  confusion [c, c] -> [c]"""
+  """Accuracy of each class in percent, NaN for a class without examples.  confusion [c, c] -> [c]"""
   totals = matrix.sum(axis=1)
   return np.where(totals > 0, 100 * np.diag(matrix) / np.maximum(totals, 1), np.nan)
 
 
-def head_middle_tail(per_class: np.ndarray, train_counts: Sequence[int]) -> dict[str, float]:
-  """Mean accuracy of the most, the next and the least frequent third of the classes in training.
+def head_middle_tail(per_class: ArrayLike, train_counts: ArrayLike) -> dict[str, float]:
+  """Mean accuracy of the most frequent, the middle and the least frequent third of the classes in training.
 
-  Classes of equal count stay in their order; where thirds are not equal the head is the larger, then the middle.
+  Classes with equal counts keep their order. If the thirds are unequal, the head is the largest, then the middle.
   """
   per_class, train_counts = np.asarray(per_class), np.asarray(train_counts)
   if per_class.shape != train_counts.shape or per_class.ndim != 1 or len(per_class) < 3:
@@ -51,7 +53,7 @@ def head_middle_tail(per_class: np.ndarray, train_counts: Sequence[int]) -> dict
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
-  """Mean and sample standard deviation (n − 1) over seeds; one seed has no spread."""
+  """Mean and sample standard deviation (n − 1) over seeds; the deviation of one seed is None."""
   values = np.asarray(values, np.float64)
   if values.ndim != 1 or not len(values):
     raise ValueError(f'values: shape {values.shape}, expected one number for each seed')

@@ -55,9 +55,9 @@ def info_nce(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where:
 def multi_positive(
   pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where: jax.Array | None = None
 ) -> jax.Array:
-  """The mean over K positives of `info_nce` with each, all with the same negatives.
+  """The mean over the K positives of `info_nce` with the same negatives (the CMC rows of CACR, App. C).
 
-  `info_nce` with `pos` [Q, K] under the name of the paper. Shapes: [Q, K], [Q, M] -> [Q].
+  This is `info_nce` with `pos` [Q, K] under another name. Shapes: [Q, K], [Q, M] -> [Q].
 
   >>> print(multi_positive(jnp.array([[0.9, 0.5]]), jnp.array([[0.1, -0.2]]), 0.5))
   [0.4002]
@@ -89,7 +89,7 @@ def decoupled_weighted(
 ) -> jax.Array:
   """-w pos/tau + log sum e^(neg/tau), w = 2 - e^(pos/sigma) / E[e^(pos/sigma)] (DCLW, Yeh et al. 2022).
 
-  The expectation is over all positive pairs of the batch; no gradient passes through w.
+  The expectation is over all positive pairs of the batch; the gradient through w is stopped.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(decoupled_weighted(jnp.array([0.9, 0.1]), jnp.zeros((2, 3)), 0.5))
@@ -118,7 +118,7 @@ def hard(
 ) -> jax.Array:
   """`info_nce` over the hardest negatives of each query (Wang & Liu 2021, Eq. 8-9).
 
-  These are the ceil(fraction · M) most similar, M counting the negatives that `where` keeps.
+  These are the ceil(fraction · M) most similar ones, where M counts the negatives that `where` keeps.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(hard(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.5, fraction=0.5))
@@ -187,15 +187,15 @@ def macl(
   """-log P / (1 - P), P = e^(pos/tau) / (e^(pos/tau) + sum e^(neg/tau)) (MACL, Huang et al. 2023).
 
   tau = tau0 (1 + alpha (mean of pos - threshold)) is `ssl_jax.temperature.macl`, with the mean over all positive pairs
-  of the batch. No gradient passes through tau, nor through 1 / (1 - P). Shapes: [Q] or [Q, K], [Q, M] -> [Q].
+  of the batch. Gradients through tau and through 1 / (1 - P) are stopped. Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(macl(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), tau0=0.5))
   [1.2355]
   """
   tau = temperatures.macl(pos, tau0=tau0, alpha=alpha, threshold=threshold, axis_name=axis_name)
   x = over_negatives(lambda neg, where: _logsumexp(neg / tau, where), neg, where)[:, None] - pos / tau
-  # -log P = softplus(x) and 1 - P = sigmoid(x), whose quotient is 1 long before both vanish. As softplus' = sigmoid,
-  # the gradient of the weighted loss with respect to x is exactly 1.
+  # -log P = softplus(x) and 1 - P = sigmoid(x); their quotient tends to 1 as both vanish. As softplus' = sigmoid, the
+  # gradient of the weighted loss with respect to x is exactly 1.
   value = jax.nn.softplus(y := jnp.maximum(x, -50)) / jax.nn.sigmoid(y)
   return jnp.mean(jax.lax.stop_gradient(value) + (x - jax.lax.stop_gradient(x)), axis=1)
 
@@ -213,7 +213,7 @@ def hard_negative(
   """-log(e^(pos/tau) / (e^(pos/tau) + G)) (HCL, Robinson et al. 2021; the HN-CL rows of CACR).
 
   G = max(M · (E_w[e^(neg/tau)] - tau_plus · e^(pos/tau)) / (1 - tau_plus), M · e^(-1/tau)), with weights
-  w ∝ e^(beta · neg/tau) over the M negatives: beta stresses hard ones, tau_plus is the share of false ones.
+  w ∝ e^(beta · neg/tau) over the M negatives: beta stresses hard negatives, tau_plus is the share of false negatives.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(hard_negative(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.5, beta=1.0))
@@ -223,9 +223,9 @@ def hard_negative(
   require('tau_plus', tau_plus, lambda x: 0 <= x < 1, 'in [0, 1)')
   p, n = scale(pos, temperature), scale(neg, temperature)
   log_expected = (_logsumexp((1 + beta) * n, where) - _logsumexp(beta * n, where))[:, None]
-  # log(E - tau_plus e^p), where the first exceeds the second; elsewhere the floor holds.
+  # log(E - tau_plus e^p) if that is positive; otherwise the floor applies.
   difference = jnp.log(jnp.asarray(tau_plus, p.dtype)) + p - log_expected
-  less = difference < -1e-30  # of a smaller one the derivative would not be finite
+  less = difference < -1e-30  # closer to 0 the derivative is not finite
   debiased = log_expected + jnp.log(-jnp.expm1(jnp.where(less, difference, -1))) - jnp.log1p(-tau_plus)
   floor = scale(jnp.full_like(p, -1), temperature)
   log_count = jnp.log(jnp.maximum(jnp.sum(where, axis=1), 1).astype(p.dtype))[:, None]
@@ -246,7 +246,7 @@ def align_uniform(
 ) -> jax.Array:
   """E‖x - x⁺‖² + weight · log E[e^(-t ‖x - x⁻‖²)], ‖x - y‖² = 2 - 2 s (Wang & Isola 2020; the AU-CL rows of CACR).
 
-  The second expectation is over the negatives of all queries: each query has the same second term.
+  The second expectation is over the negatives of all queries, so every query has the same second term.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(align_uniform(jnp.array([0.9, 0.5]), jnp.zeros((2, 3))))
@@ -281,10 +281,11 @@ def cacr(
   With d = 2 - 2 s, w⁺ = softmax(t_pos · d_pos) over the positives, and w⁻ = softmax(-t_neg · d_neg) over the negatives.
 
   - `cost`: c = d ('euclidean'), -s ('inner'), or 'rbf' (Eq. 13-14): c = d for the positives, and for the negatives
-    the logarithm of the mean over all queries of sum_j w⁻_j e^(-t_rbf · d_j), one value that each query has.
-  - the weights prefer 'far' samples, 'near' ones (Table 10), or none, 'uniform' (Table 11; both uniform: UAUR, Eq. 11).
-  - the gradient flows through the weights, but not through w⁺ with `stop_positive_weights`, which is for positives
-    from a momentum encoder (Alg. 3).
+    the logarithm of the mean over all queries of sum_j w⁻_j e^(-t_rbf · d_j), the same value for every query.
+  - `positive_weights`, `negative_weights`: prefer 'far' samples, 'near' samples (Table 10), or weight them equally,
+    'uniform' (Table 11; both uniform: UAUR, Eq. 11).
+  - `stop_positive_weights` stops the gradient through w⁺, for positives from a momentum encoder (Alg. 3). Otherwise it
+    flows through all weights.
 
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
@@ -334,7 +335,8 @@ def nt_xent(
 ) -> jax.Array:
   """NT-Xent of SimCLR: `info_nce` of two views, with all other views of the batch as negatives.  [B, D] ×2 -> [2B]
 
-  With a `block` of queries at a time it needs memory for block · 2B similarities instead of (2B)².
+  The views are normalized here. `block` above 0 computes that many queries at a time, in memory for block · 2B
+  similarities instead of (2B)². `axis_name` is the name of a mapped axis: see `ssl_jax.pairs` for the gradient.
 
   >>> print(nt_xent(jnp.eye(2), jnp.eye(2), block=3))
   [0.2395 0.2395 0.2395 0.2395]
@@ -344,10 +346,12 @@ def nt_xent(
 
 
 def penalties(neg: jax.Array, temperature: Temperature, where: jax.Array | None = None) -> jax.Array:
-  """r = e^(neg/tau) / sum e^(neg/tau), the relative penalty on each negative (Wang & Liu 2021, Eq. 5).  [Q, M] -> [Q, M]
+  """r = e^(neg/tau) / sum e^(neg/tau), the relative penalty on each negative (Wang & Liu 2021, Eq. 5).
 
-  At a constant temperature it is the gradient of `info_nce` with respect to each negative over the one with respect to
-  the positive, up to its sign. It is 0 where `where` is False.
+  Shapes: [Q, M] -> [Q, M].
+
+  At a constant temperature it is the gradient of `info_nce` with respect to each negative, divided by the one with
+  respect to the positive, up to its sign. It is 0 where `where` is False.
 
   >>> print(penalties(jnp.array([[0.5, 0.0]]), 0.5))
   [[0.7311 0.2689]]
@@ -357,7 +361,9 @@ def penalties(neg: jax.Array, temperature: Temperature, where: jax.Array | None 
 
 
 def penalty_entropy(neg: jax.Array, temperature: Temperature, where: jax.Array | None = None) -> jax.Array:
-  """H(r) = -sum r log r of `penalties`, which grows with the temperature (Wang & Liu 2021, supplement sec. 2).  [Q, M] -> [Q]
+  """H(r) = -sum r log r of `penalties`, which grows with the temperature (Wang & Liu 2021, supplement, sec. 2).
+
+  Shapes: [Q, M] -> [Q].
 
   >>> print(penalty_entropy(jnp.array([[0.5, 0.0]]), 0.5))
   [0.5822]
@@ -369,7 +375,7 @@ def penalty_entropy(neg: jax.Array, temperature: Temperature, where: jax.Array |
 
 def _log_penalties(neg, temperature, where):
   if isinstance(neg, pairs.NegativeBlocks):
-    raise ValueError(f'neg = blocks of {neg.block} queries, but penalties are a whole matrix: make pairs with block=0')
+    raise ValueError('neg comes in blocks, but penalties are a whole matrix: make pairs with block=0')
   chex.assert_rank(neg, 2)
   neg = to_float32(neg)
   where = jnp.ones(neg.shape, bool) if where is None else jnp.asarray(where, bool)
@@ -378,7 +384,7 @@ def _log_penalties(neg, temperature, where):
 
 
 def _masked(x: jax.Array, where: jax.Array) -> jax.Array:
-  """-inf where it is no negative. A query with none keeps all, so that its value, which is not used, is finite."""
+  """-inf where `where` is False. A query without negatives keeps all, so that its unused value is finite."""
   return jnp.where(where | ~where.any(axis=1, keepdims=True), x, -jnp.inf)
 
 
@@ -387,8 +393,8 @@ def _logsumexp(x: jax.Array, where: jax.Array) -> jax.Array:
 
 
 def _log_mean_exp(x: jax.Array, counts: jax.Array, axis_name: str | None) -> jax.Array:
-  """log(sum e^x / sum counts) over all with a count above 0 on all devices; e^x a sum of so many.  [...] -> []"""
-  where, counts = counts.astype(bool), counts.astype(x.dtype)  # float, as the pairs of a large batch are more than 2^31
+  """log(sum e^x / sum counts) over the entries of all devices with counts above 0.  [...], [...] -> []"""
+  where, counts = counts.astype(bool), counts.astype(x.dtype)  # float: a large batch has more than 2^31 pairs
   shift = jnp.max(jax.lax.stop_gradient(x), where=where, initial=-jnp.inf)
   if axis_name is not None:
     shift = jax.lax.pmax(shift, axis_name)
@@ -401,9 +407,9 @@ def _log_mean_exp(x: jax.Array, counts: jax.Array, axis_name: str | None) -> jax
 
 
 def _hardest(neg: jax.Array, where: jax.Array, fraction: float) -> tuple[jax.Array, jax.Array]:
-  """The ceil(fraction · M) largest negatives of each query, M counted by `where`, and the mask of those."""
+  """The ceil(fraction · M) largest negatives of each query, where M counts `where`, and their mask."""
   require('fraction', fraction, lambda x: 0 < x <= 1, 'in (0, 1]')
-  # How many of 0, 1, ..., M, counted in float64: 0.07 · 100 is a little more than 7, and its ceil must be 7.
+  # The number to keep of 0, 1, ..., M negatives, in float64: 0.07 · 100 is slightly above 7, and its ceil must be 7.
   sizes = np.ceil(fraction * np.arange(neg.shape[1] + 1) - 1e-9).astype(np.int32)
   _, index = jax.lax.top_k(_masked(jax.lax.stop_gradient(neg), where), int(sizes[-1]))
   size = jnp.asarray(sizes)[jnp.sum(where, axis=1)]

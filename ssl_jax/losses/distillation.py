@@ -1,7 +1,7 @@
-"""Losses between a prediction and a target that no gradient reaches: `loss(prediction, target, ...) -> [B]`.
+"""Losses between a prediction and a target with its gradient stopped: `loss(prediction, target, ...) -> [B]`.
 
-One value an example. What needs the whole batch (`sinkhorn`, `dino_centre`) takes `axis_name` and is then that of the
-batch of all devices. Everything is computed in float32, or float64 for float64 arguments.
+One value per example. Functions of the whole batch (`sinkhorn`, `dino_centre`) take `axis_name` and then use the batch
+of all devices. Everything is computed in float32, or in float64 for float64 arguments.
 """
 
 import chex
@@ -76,13 +76,13 @@ def sinkhorn(
 ) -> jax.Array:
   """Soft assignments that use all prototypes equally (SwAV, Caron et al. 2020, Eq. 3-5).  [B, K] -> [B, K]
 
-  e^(scores / epsilon), its columns (a prototype, over the examples of all devices) and then its rows (an example)
-  brought to equal sums, `iterations` times; each row then sums to 1. `others` [M, K] are scores of further examples,
-  the same on each device, which take part without being returned. No gradient passes.
+  The columns (prototypes, over the examples of all devices) and then the rows (examples) of e^(scores / epsilon) are
+  scaled to equal sums, `iterations` times; each row then sums to 1. `others` [M, K] are scores of further examples, the
+  same on every device, which take part without being returned. The gradient is stopped.
 
   >>> print(sinkhorn(jnp.array([[1.0, 0.9], [1.0, 0.0]])).round(2))
-  [[0. 1.]
-   [1. 0.]]
+  [[0.14 0.86]
+   [1.   0.  ]]
   """
   require_positive(epsilon=epsilon)
   require('iterations', iterations, lambda n: n >= 1, 'at least 1')
@@ -98,7 +98,7 @@ def sinkhorn(
 
 
 def swav(scores: jax.Array, codes: jax.Array, temperature: Temperature) -> jax.Array:
-  """-sum_k code_k log softmax(scores / tau)_k, the code being that of another view (SwAV, Eq. 2).  [B, K] ×2 -> [B]
+  """-sum_k code_k log softmax(scores / tau)_k, with the code of another view (SwAV, Eq. 2).  [B, K] ×2 -> [B]
 
   >>> print(swav(jnp.array([[1.0, 0.9]]), jnp.array([[1.0, 0.0]]), 0.1).round(3))
   [0.313]

@@ -1,10 +1,10 @@
 """Losses of two views without negatives: `loss(z1, z2, *, axis_name=None, ...) -> []`, embeddings `[B, D]`.
 
-Their statistics are those of the batch of all devices of `axis_name`, and so is their value, the same on each device.
-As with `ssl_jax.pairs`: the gradient of the value on each device, averaged over devices with `lax.pmean`, is that of
+With `axis_name` the statistics are those of the batch of all devices, and the value is the same on every device. As in
+`ssl_jax.pairs`, differentiate on each device and average the gradients with `lax.pmean`: the result is the gradient of
 the loss of the whole batch, under `jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
 
-Everything is computed in float32, or float64 for float64 embeddings.
+Everything is computed in float32, or in float64 for float64 embeddings.
 """
 
 import chex
@@ -19,7 +19,7 @@ from ssl_jax.registry import require, require_choice, require_positive
 def barlow_twins(z1: jax.Array, z2: jax.Array, *, lam: float = 0.0051, axis_name: str | None = None) -> jax.Array:
   """sum_i (1 - C_ii)² + lam · sum_{i≠j} C_ij² (Barlow Twins, Zbontar et al. 2021, Eq. 1-2).  [B, D] ×2 -> []
 
-  C is the correlation `[D, D]` of the features of one view with those of the other over the batch.
+  C is the `[D, D]` correlation over the batch between the features of the two views.
 
   >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
   >>> print(barlow_twins(z, z).round(3), barlow_twins(z, -z).round(3))
@@ -45,9 +45,8 @@ def vicreg(
 ) -> jax.Array:
   """invariance · s(Z, Z') + variance · (v(Z) + v(Z')) + covariance · (c(Z) + c(Z')) (VICReg, Bardes et al. 2022).
 
-  As in its Alg. 1, s is the mean over batch and features of (z - z')², v the mean over features of
-  [1 - sqrt(Var + 1e-4)]₊, c the sum of the squares of the covariances of different features over D. The authors' code
-  halves v, which is variance=12.5 here.
+  As in Alg. 1, s is the mean over batch and features of (z - z')², v the mean over features of [1 - sqrt(Var + 1e-4)]₊,
+  and c the sum of squared covariances of different features, divided by D. The authors' code halves v: variance=12.5.
   Shapes: [B, D] ×2 -> [].
 
   >>> z = 2 * jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
@@ -69,8 +68,8 @@ def vicreg(
 def w_mse(z1: jax.Array, z2: jax.Array, *, eps: float = 0.0, axis_name: str | None = None) -> jax.Array:
   """E[2 - 2 cos(W z, W' z')], each view whitened over the batch (W-MSE, Ermolov et al. 2021).  [B, D] ×2 -> []
 
-  W = L⁻¹ with L Lᵀ = (1 - eps) Σ + eps I, Σ the covariance of the view. The gradient flows through W. An eps of 0, the
-  paper's, needs more than D examples.
+  W = L⁻¹ with L Lᵀ = (1 - eps) Σ + eps I, where Σ is the covariance of the view. The gradient flows through W. The
+  paper's eps of 0 needs more than D examples.
 
   >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
   >>> print(w_mse(z, z), w_mse(z, -z))
@@ -80,7 +79,9 @@ def w_mse(z1: jax.Array, z2: jax.Array, *, eps: float = 0.0, axis_name: str | No
   z1, z2 = _views(z1, z2, axis_name)
   size, dimension = _batch_size(z1, axis_name), z1.shape[1]
   if eps == 0 and size <= dimension:
-    raise ValueError(f'eps = {eps} with {size} examples of {dimension} features: give an eps above 0 or more examples')
+    raise ValueError(
+      f'eps = {eps} needs more than {dimension} examples, the number of features, and there are {size}: raise eps'
+    )
 
   def whiten(z):
     z = _center(z, axis_name)
@@ -96,12 +97,12 @@ def zero_cl(
 ) -> jax.Array:
   """sum_i (1 - c_i)² after ZCA whitening (Zero-CL, Zhang et al. 2022).  [B, D] ×2 -> []
 
-  - 'feature' (FCL): features are standardised and whitened over the batch; c_i is the correlation of feature i of one
+  - 'feature' (FCL): features are standardized and whitened over the batch; c_i is the correlation of feature i of one
     view with feature i of the other.
-  - 'instance' (ICL): the same of the transposed matrix: instances are standardised and whitened over the features.
+  - 'instance' (ICL): the same for the transposed matrix: instances are standardized and whitened over the features.
   - 'both': the sum.
 
-  The whitening (Σ + eps I)^(-1/2) has no gradient, as in the authors' code.
+  The gradient through the whitening (Σ + eps I)^(-1/2) is stopped, as in the authors' code.
 
   >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
   >>> print(f"{zero_cl(z, z, kind='feature', eps=1e-6):.2f} {zero_cl(z, -z, kind='feature', eps=1e-6):.2f}")
@@ -115,7 +116,7 @@ def zero_cl(
     h1, h2 = (_whiten(_standardize(z, 1e-4, axis_name), eps, axis_name) for z in (z1, z2))
     loss += jnp.sum((1 - _mean(h1 * h2, axis_name)) ** 2)
   if kind in ('instance', 'both'):
-    # A whitened instance is a mixture of the instances of all devices.
+    # A whitened instance mixes the instances of all devices.
     h1, h2 = (_whiten(pairs.gather(_standardize(z.T, 1e-4, None), axis_name, axis=1), eps, None) for z in (z1, z2))
     loss += jnp.sum((1 - jnp.mean(h1 * h2, axis=0)) ** 2)
   return loss
@@ -124,9 +125,9 @@ def zero_cl(
 def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axis_name: str | None = None) -> jax.Array:
   """sum_i (1 - z1_i·b2_i / B)² + sum_i (1 - z2_i·b1_i / B)² (ARB, Zhang et al. 2022).  [B, D] ×2 -> []
 
-  z_i `[B]` is a standardised feature, and b the orthogonal basis nearest to the D features of the view,
-  Z (Zᵀ Z / B + eps I)^(-1/2), which has no gradient; eps serves batches of fewer than D examples. `groups` finds a
-  basis for each of so many equal groups of features, which is cheaper.
+  z_i `[B]` is a standardized feature. b is the orthogonal basis nearest to the D features of the view,
+  Z (Zᵀ Z / B + eps I)^(-1/2), with its gradient stopped; eps is for batches of fewer than D examples. `groups` finds
+  one basis for each of this many equal groups of features, which is cheaper.
 
   >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
   >>> print(f'{arb(z, z):.2f} {arb(z, -z):.2f}')
@@ -148,7 +149,7 @@ def _views(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> list[jax.Arra
   chex.assert_rank([z1, z2], 2)
   chex.assert_equal_shape([z1, z2])
   if (size := _batch_size(z1, axis_name)) < 2:
-    raise ValueError(f'batch = {size} example has no variance: give 2 or more')
+    raise ValueError(f'batch = {size} example has no variance: give at least 2')
   return [to_float32(z) for z in (z1, z2)]
 
 
@@ -167,24 +168,24 @@ def _center(z: jax.Array, axis_name: str | None) -> jax.Array:
 
 
 def _covariance(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> jax.Array:
-  """The mean over the examples of z1 z2ᵀ, of centred views.  [B, D] ×2 -> [D, D]"""
+  """The mean over the examples of z1 z2ᵀ, for centered views.  [B, D] ×2 -> [D, D]"""
   covariance = jnp.matmul(z1.T, z2, precision=jax.lax.Precision.HIGHEST) / z1.shape[0]
   return covariance if axis_name is None else jax.lax.pmean(covariance, axis_name)
 
 
 def _standardize(z: jax.Array, eps: float, axis_name: str | None) -> jax.Array:
-  """Mean 0 and standard deviation 1 over the examples, as far as eps lets it be.  [B, D] -> [B, D]"""
+  """Mean 0 and standard deviation 1 over the examples, up to eps.  [B, D] -> [B, D]"""
   z = _center(z, axis_name)
   size = _batch_size(z, axis_name)
   variance = _mean(z * z, axis_name) * (size / (size - 1))
-  # 1e-12 keeps the gradient of the root finite for a feature that is constant.
+  # 1e-12 keeps the gradient of the root finite for constant features.
   return z / (jnp.sqrt(variance + 1e-12) + eps)
 
 
 def _whiten(z: jax.Array, eps: float, axis_name: str | None) -> jax.Array:
   """z (Σ + eps I)^(-1/2), with no gradient through Σ, the covariance over the examples.  [B, D] -> [B, D]"""
   values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(_covariance(z, z, axis_name)))
-  # Rounding can make the least eigenvalues negative.
+  # Rounding can make the smallest eigenvalues negative.
   roots = jax.lax.rsqrt(jnp.maximum(values, 0) + eps)
   matrix = jnp.matmul(vectors * roots[None], vectors.T, precision=jax.lax.Precision.HIGHEST)
   return jnp.matmul(z, matrix, precision=jax.lax.Precision.HIGHEST)

@@ -1,9 +1,8 @@
-"""How views, parameters and extra state become a loss and the next extra state: one small protocol, one registry."""
+"""How views, parameters and extra state become a loss and the next extra state: one small protocol, one table."""
 
-import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from ssl_jax.methods.redundancy import Redundancy
 from ssl_jax.methods.simclr import CMC, SimCLR
 from ssl_jax.methods.swav import SwAV
 from ssl_jax.models import heads
-from ssl_jax.registry import nearest
+from ssl_jax.registry import Found, arguments, build, find, nearest, plain
 
 METHODS: dict[str, type[Method]] = {
   'simclr': SimCLR,
@@ -36,82 +35,78 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
+class Parts(NamedTuple):
+  """What of a method does not depend on the training examples, built from the config alone."""
+
+  method: Found
+  network: Network
+  contrast: Callable[..., Any]
+
+
+def parts(config: Mapping[str, Any], axis_name: str | None = None) -> Parts:
+  """Builds the network and the loss of a config, from its sections method, model, projector and loss."""
+  spec = plain(config['method'])
+  kind = METHODS.get(spec.get('name', ''))
+  changes = spec.pop('predictor', {}) if kind and kind.predictor else None
+  found = find('method', spec, METHODS, given=Method.__dataclass_fields__)
+  if config['views'] < found.entry.least_views:
+    raise ValueError(f'views = {config["views"]} must be at least {found.entry.least_views} for {found.name!r}')
+  contrast = _loss(found.name, found.entry, config['loss'], config['temperature'].get('name') != 'none')
+  common = dict(dtype=jnp.dtype(config['dtype']), axis_name=axis_name)
+  encoder = build('model', config['model'], models.ENCODERS, **common)
+  projector = build('projector', config['projector'], heads.HEADS, **common)
+  predictor = None
+  if changes is not None:
+    predictor = build('method.predictor', {'name': found.entry.predictor, **changes}, heads.HEADS, **common)
+  return Parts(found, Network(encoder, projector, predictor), contrast)
+
+
 def create(
-  config: Mapping,
+  config: Mapping[str, Any],
   *,
   steps_per_epoch: int,
   total_steps: int,
   examples: int | None = None,
   axis_name: str | None = None,
+  built: Parts | None = None,
 ) -> Method:
-  """The method of a config, from its sections method, model, projector, loss and temperature.
+  """The method of a config over training of a known length.
 
-  `examples` is the number of training images, where it is known already.
+  `examples` is the number of training examples, or None where it does not matter; `built` are its `parts`, if they
+  exist already.
   """
-  spec = _plain(config['method'])
-  name = spec.pop('name')
-  if name not in METHODS:
-    raise ValueError(f'method.name = {name!r} does not exist: {nearest(name, list(METHODS))}')
-  kind = METHODS[name]
-  own = [f.name for f in dataclasses.fields(kind) if f.name not in Method.__dataclass_fields__]
-  own += ['predictor'] if kind.predictor else []
-  for key, value in spec.items():
-    if key not in own:
-      raise ValueError(
-        f'method.{key} = {value!r} is no parameter of {name!r}: {nearest(key, own) if own else "drop it"}'
-      )
-    if isinstance(getattr(kind, key, None), bool):
-      temperature.require_bool(f'method.{key}', value)
-  if config['views'] < kind.least_views:
-    raise ValueError(f'views = {config["views"]} are too few for {name!r}: give {kind.least_views} or more')
-  tau = None if config['temperature']['name'] == 'none' else config['temperature']
-  contrast = _loss(name, kind, config['loss'], tau)
-  common = dict(dtype=jnp.dtype(config['dtype']), axis_name=axis_name)
-  predictor = {'name': kind.predictor, **spec.pop('predictor', {})} if kind.predictor else None
-  with temperature.prefix('model'):
-    encoder = models.create(**common, **config['model'])
-  with temperature.prefix('projector'):
-    projector = heads.create(**common, **config['projector'])
-  with temperature.prefix('method.predictor'):
-    predictor = predictor and heads.create(**common, **predictor)
-  network = Network(encoder, projector, predictor)
+  method, network, contrast = built or parts(config, axis_name)
   clock = dict(steps_per_epoch=steps_per_epoch, total_steps=total_steps)
   batch_size = config['batch_size']
-  return kind(
+  return method.entry(
     network=network,
     contrast=contrast,
-    temperature=temperature.from_config(tau, **clock),
+    temperature=temperature.from_config(config['temperature'], **clock),
     plan=Plan(batch_size=batch_size, examples=examples or batch_size, views=config['views'], **clock),
     axis_name=axis_name,
-    **spec,
+    **method.parameters,
   )
 
 
-def _plain(section: Mapping) -> dict:
-  """A section as dicts, which have a repr of one line."""
-  return {key: _plain(value) if temperature.is_mapping(value) else value for key, value in section.items()}
-
-
-def _loss(method: str, kind: type[Method], spec: Mapping, tau: Mapping | None) -> Callable[..., jax.Array]:
-  """The loss that a config names, with its parameters; refuses one that the method or the temperature does not suit."""
-  if spec['name'] not in kind.accepts:
-    raise ValueError(
-      f'loss.name = {spec["name"]!r} is no loss of the method {method!r}: {nearest(spec["name"], list(kind.accepts))}'
-    )
+def _loss(method: str, kind: type[Method], spec: Mapping[str, Any], heated: bool) -> Callable[..., jax.Array]:
+  """The loss that a config names, with its parameters; `heated`: whether the config has a temperature."""
+  name = spec.get('name')
+  if name not in kind.accepts:
+    raise ValueError(f'loss.name = {name!r} is not a loss of the method {method!r}: {nearest(name, kind.accepts)}')
   if kind.accepts is losses.CONTRASTIVE:
-    losses.check(spec, tau)
-    return losses.from_config(spec)
-  arguments = dict(spec)
-  name = arguments.pop('name')
-  function = kind.accepts[name]
-  parameters = inspect.signature(function).parameters
-  given = [key for key, p in parameters.items() if p.default is p.empty] + ['axis_name']
-  temperature.check_arguments('loss', name, function, arguments, skip=given)
-  if ('temperature' in parameters) != (tau is not None):
-    mend = 'name it, such as constant' if tau is None else 'set temperature.name to none'
-    takes = 'takes one' if tau is None else 'takes none'
-    raise ValueError(f'temperature.name = {"none" if tau is None else tau["name"]!r}: {name!r} {takes}: {mend}')
-  return functools.partial(function, **arguments)
+    loss = losses.from_config(spec)
+    takes, reason = loss.takes_temperature, loss.properties.no_temperature
+  else:
+    taken = arguments(kind.accepts[name])
+    given = [key for key, parameter in taken.items() if parameter.default is parameter.empty]
+    found = find('loss', spec, kind.accepts, given=[*given, 'axis_name'])
+    loss, takes, reason = functools.partial(found.entry, **found.parameters), 'temperature' in taken, ''
+  if takes and not heated:
+    raise ValueError(f"temperature.name = 'none', but the loss {name!r} needs a temperature: set constant, say")
+  if heated and not takes:
+    because = f' ({reason})' if reason else ''
+    raise ValueError(f'the loss {name!r} takes no temperature{because}: set temperature.name=none')
+  return loss
 
 
-__all__ = ['METHODS', 'Inputs', 'Method', 'Momentum', 'Network', 'Outputs', 'Plan', 'create']
+__all__ = ['METHODS', 'Inputs', 'Method', 'Momentum', 'Network', 'Outputs', 'Parts', 'Plan', 'create', 'parts']

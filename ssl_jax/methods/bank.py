@@ -1,4 +1,4 @@
-"""The memory bank (Wu et al. 2018), as "behaviour" (Wang & Liu 2021) trains with it."""
+"""The memory bank (Wu et al. 2018), as Wang & Liu 2021 use it."""
 
 import dataclasses
 from typing import ClassVar
@@ -14,12 +14,16 @@ from ssl_jax.registry import prefix, require
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryBank(Method):
-  """Each training image has an entry; an image's positive is its own, its negatives are the others.
+  """Each training image has an entry in the bank. Its own entry is the positive, all others are negatives.
 
-  bank[i] <- normalise(momentum · bank[i] + (1 - momentum) · z_i) after each step, z_i the mean over the views of the
-  unit embeddings of image i. The negatives are all entries, or (`negatives` > 0) so many, drawn anew at each step, with
-  replacement, and shared by the queries of the batch. A `hard` loss takes its top fraction of these.
-  `block` is that of SimCLR.
+  bank[i] <- normalize(momentum · bank[i] + (1 - momentum) · z_i) after each step, where z_i is the mean over the views
+  of the unit embeddings of image i.
+
+  Attributes:
+    momentum: the share of an entry that is kept.
+    negatives: above 0, draw this many entries at each step, with replacement, as the negatives of the whole batch;
+      0: all entries. A `hard` loss takes its top fraction of these.
+    block: as in SimCLR.
   """
 
   least_views: ClassVar[int] = 1
@@ -48,12 +52,12 @@ class MemoryBank(Method):
     views = [normalize(view) for view in views]
     drawn = jax.random.randint(inputs.key, (self.negatives,), 0, len(bank)) if self.negatives else None
     index = jnp.tile(inputs.index, len(views))
-    # Entries are unit vectors already: to normalise them again would copy the bank.
+    # Entries are unit vectors already; normalizing them again would copy the bank.
     queries = jnp.concatenate(views)
     pos, neg, where = pairs.with_bank(queries, bank, index, drawn, similarity='dot', block=self.block)
     loss = jnp.mean(self.contrast(pos, neg, where, tau, axis_name=self.axis_name))
     extra = {**extra, 'bank': self._updated(bank, inputs.index, jax.lax.stop_gradient(sum(views) / len(views)))}
-    return loss, Outputs(batch_stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})
+    return loss, Outputs(batch_stats, extra, {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)})
 
   def _updated(self, bank, index, z):
     index, z = pairs.gather(index, self.axis_name), pairs.gather(z, self.axis_name)

@@ -1,4 +1,4 @@
-"""Methods that predict one view's target from another view, without negatives: BYOL, SimSiam, DINO."""
+"""Methods that predict the target of one view from another view, without negatives: BYOL, SimSiam, DINO."""
 
 import dataclasses
 import itertools
@@ -14,13 +14,13 @@ from ssl_jax.registry import is_mapping, prefix, require
 
 
 def directions(views: int, targets: int) -> list[tuple[int, int]]:
-  """(view, target) for each view and each target of another view."""
+  """(view, target) for each view and each target that is another view."""
   return [(v, w) for v, w in itertools.product(range(views), range(targets)) if v != w]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimSiam(Method):
-  """The prediction of each view meets the projection of each other one, which no gradient reaches (Chen & He 2021)."""
+  """The prediction of each view matches the stop-gradient projection of each other view (Chen & He 2021)."""
 
   accepts: ClassVar[Mapping[str, Callable]] = {'simsiam': losses.simsiam}
   predictor: ClassVar[str] = 'simsiam_predictor'
@@ -37,9 +37,9 @@ class SimSiam(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BYOL(Momentum, SimSiam):
-  """As SimSiam, but the targets are those of a momentum encoder (Grill et al. 2020).
+  """SimSiam with the targets of a momentum encoder (Grill et al. 2020).
 
-  The loss is the mean over the directions, half of the paper's sum over both.
+  The loss is the mean over both directions, half of the paper's sum.
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'byol': losses.byol}
@@ -57,13 +57,17 @@ class BYOL(Momentum, SimSiam):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DINO(Momentum):
-  """The student's prototypes for a view follow the teacher's for each other view (Caron et al. 2021).
+  """The student predicts the teacher's prototype assignment of each other view (Caron et al. 2021).
 
-  The teacher is the momentum encoder, and sees no small crops. Its logits are centred with extra['centre'], a moving
-  average over batches, and sharpened with `teacher_temperature`, a number or a schedule such as
-  dict(name='linear_schedule', start=0.04, end=0.07, epochs=30); the student's is the config's temperature. The
-  prototypes are frozen for `freeze_epochs`. Evaluations are of the student, where the authors judge the teacher: the
-  config's `ema` judges an average of the student's weights.
+  The teacher is the momentum encoder and sees no small crops. Its logits are centred with extra['centre'], a moving
+  average over batches. The student uses the config's temperature. Evaluations use the student, while the authors
+  evaluate the teacher; the config's `ema` evaluates a moving average of the student.
+
+  Attributes:
+    teacher_temperature: a number or a schedule, such as
+      dict(name='linear_schedule', start=0.04, end=0.07, epochs=30).
+    centre_momentum: the share of the centre that is kept.
+    freeze_epochs: the prototypes are not trained for this many epochs.
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'dino': losses.dino}

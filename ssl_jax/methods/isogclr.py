@@ -1,4 +1,4 @@
-"""Contrast with all images from small batches, with a temperature of each image's own: SogCLR and iSogCLR."""
+"""SogCLR and iSogCLR: a global contrastive loss from small batches, with one learned temperature per image."""
 
 import dataclasses
 import math
@@ -17,19 +17,19 @@ from ssl_jax.registry import prefix, require
 def robust_contrastive(differences, tau, average, *, where, momentum, rho=0.3):
   """The robust global contrastive loss of each image, τ (log s + ρ) (Qiu et al. 2023, Eq. 6 and Alg. 1).
 
-  g = mean of exp(h / τ) over an image's negatives, of which the batch has a few; s, its moving average, stands for the
-  mean over all of them. The gradient with respect to h is that of τ g / s, in which s is fixed.
+  g is the mean of exp(h / τ) over the negatives of an image in the batch. Its moving average s estimates the mean over
+  all negatives. The gradient with respect to h is that of τ g / s with s fixed.
 
   Args:
-    differences: h, similarity of a negative less that of the positive, `[B, M]`.
-    tau: of each image, `[B]`.
-    average: s of the step before, `[B]`; 0 for an image that was not met yet, whose s is its first g.
-    where: False where `differences` is no negative, `[B, M]`.
+    differences: h, the similarity of a negative minus that of the positive, `[B, M]`.
+    tau: one per image, `[B]`.
+    average: s of the previous step, `[B]`; 0 for an image seen for the first time, whose s is its first g.
+    where: False where `differences` is not of a negative, `[B, M]`.
     momentum: the share of the old average in the new one.
-    rho: the largest KL divergence of the weights of an image's negatives from equal weights: what τ is learned for.
+    rho: the largest KL divergence of the weights of an image's negatives from uniform weights, which τ enforces.
 
   Returns:
-    The loss, s, and the derivative of the loss by τ, each `[B]`; no gradient flows through the last two.
+    The loss, s, and the derivative of the loss with respect to τ, each `[B]`; the last two have no gradient.
   """
   chex.assert_rank([differences, tau, average, where], [2, 1, 1, 2])
   mean = lambda x: jnp.mean(x, axis=1, where=where)
@@ -44,12 +44,12 @@ def robust_contrastive(differences, tau, average, *, where, momentum, rho=0.3):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ISogCLR(Method):
-  """SimCLR whose every image has a temperature, learned with the encoder (Qiu et al. 2023).
+  """SimCLR with one temperature per image, learned with the encoder (Qiu et al. 2023).
 
-  τ <- clip(τ - tau_rate · u, tau_min, tau_max), u the moving average (of which `tau_momentum` is kept) of the
-  derivative of the image's loss by τ. Images with many like them come to high temperatures, rare ones to low ones.
-  All start at `tau_start`; with `tau_rate` 0 they stay there, which is SogCLR (Yuan et al. 2022) but for the factor τ
-  of its loss. The values are those of the authors' library.
+  τ <- clip(τ - tau_rate · u, tau_min, tau_max), where u is a moving average (keeping `tau_momentum`) of the derivative
+  of the image's loss with respect to τ. Images with many similar ones get high temperatures, rare images low ones. All
+  start at `tau_start`. With `tau_rate` 0 they stay there, which is SogCLR (Yuan et al. 2022) up to the factor τ of its
+  loss. The defaults are those of the authors' library.
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'robust_contrastive': robust_contrastive}
@@ -81,7 +81,7 @@ class ISogCLR(Method):
   def loss(self, params, batch_stats, extra, inputs: Inputs):
     views, batch_stats = self.embed(params, batch_stats, inputs.views)
     pos, neg, where = pairs.in_batch(*views, axis_name=self.axis_name)
-    # The queries come view by view: all of an image's pairs in one row.
+    # Queries are ordered view by view; bring all pairs of an image into one row.
     rows = lambda x: jnp.moveaxis(x.reshape(len(views), len(inputs.index), -1), 0, 1).reshape(len(inputs.index), -1)
     h = neg - pos.mean(axis=1, keepdims=True)
     images = extra['images']
@@ -93,5 +93,5 @@ class ISogCLR(Method):
     index = pairs.gather(inputs.index, self.axis_name)
     new = dict(average=average, tau=tau, slope=slope)
     images = {key: write(x, index, pairs.gather(new[key], self.axis_name)) for key, x in images.items()}
-    metrics = {'positive': jnp.mean(pos), 'tau': jnp.mean(old['tau'])}
+    metrics = {'positive_similarity': jnp.mean(pos), 'temperature': jnp.mean(old['tau'])}
     return jnp.mean(loss), Outputs(batch_stats, {**extra, 'images': images}, metrics)

@@ -1,7 +1,7 @@
 """MoCo v2 (Chen et al. 2020) and v3 (Chen et al. 2021) with any contrastive loss and any temperature.
 
-Batch norm is over the batch of all devices, so no query can tell its key by the statistics of their device, against
-which the authors shuffle: nothing is shuffled here.
+Batch norm is over the global batch, so a query cannot recognize its key by the statistics of their device. The authors
+shuffle batches to prevent that; here nothing is shuffled.
 """
 
 import dataclasses
@@ -18,15 +18,16 @@ from ssl_jax.registry import prefix
 
 
 def new_queue(key: jax.Array, shape: tuple[int, ...], batch_size: int) -> dict[str, jax.Array]:
-  """Random unit vectors [..., M, D], where the next keys go, and those keys [..., B, D]."""
+  """Random unit vectors [..., M, D], the position of the next keys, and those keys [..., B, D]."""
   queue = normalize(jax.random.normal(key, shape))
   return {'queue': queue, 'pointer': jnp.zeros((), jnp.int32), 'keys': queue[..., :batch_size, :]}
 
 
 def enqueue(extra: dict) -> dict[str, jax.Array]:
-  """The queue with the keys of the step before in place of its oldest.
+  """The queue with its oldest keys replaced by those of the previous step.
 
-  They enter at the start of a step. At the end of theirs the gradient still reads the queue, and XLA would copy it.
+  Keys enter at the start of the next step: at the end of their own, the gradient still reads the queue, and XLA would
+  copy it.
   """
   queue, pointer, keys = extra['queue'], extra['pointer'], extra['keys']
   queue = jax.lax.dynamic_update_slice_in_dim(queue, keys, pointer, axis=queue.ndim - 2)
@@ -36,17 +37,22 @@ def enqueue(extra: dict) -> dict[str, jax.Array]:
 def check_queue(size: int, batch_size: int) -> None:
   if size < batch_size or size % batch_size:
     near = max(size // batch_size, 1) * batch_size
-    raise ValueError(f'method.queue = {size} is no multiple of batch_size = {batch_size}: try {near}')
+    raise ValueError(f'method.queue = {size} must be a multiple of batch_size = {batch_size}: try {near}')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoCo(Momentum):
-  """Keys come from a momentum encoder, negatives are the keys of the last `queue` images.
+  """Keys come from a momentum encoder; the negatives are the keys of the last `queue` images.
 
-  The first view is the query and the K others are its positives. `symmetric` lets each view be a query in its turn, and
-  `intra_batch` adds the same view's queries of the other images to the negatives (cacr, Alg. 3, with both and the loss
-  `cacr`, stop_positive_weights=True). Small crops are further queries. The keys of the last view enter the queue.
-  `block` is that of SimCLR.
+  The first view is the query, the K others are its positives. Small crops are additional queries. The keys of the last
+  view enter the queue. CACR's Alg. 3 is symmetric=True, intra_batch=True and the loss `cacr` with
+  stop_positive_weights=True.
+
+  Attributes:
+    queue: the number of keys.
+    symmetric: use each view as the query in turn.
+    intra_batch: add the queries of the other images in the same view to the negatives.
+    block: as in SimCLR.
   """
 
   queue: int = 65536
@@ -74,7 +80,7 @@ class MoCo(Momentum):
     queries, stats = self.embed(params, batch_stats, queries)
     found = []
     for own, query in enumerate(queries):
-      # Keys are unit vectors already: to normalise the queue again would copy all of it.
+      # Keys are unit vectors already; normalizing the queue again would copy it.
       found.append(
         pairs.with_queue(
           normalize(query),
@@ -89,15 +95,17 @@ class MoCo(Momentum):
     values = [jnp.mean(self.contrast(*pair, tau, axis_name=self.axis_name)) for pair in found]
     extra = {**extra, 'momentum': slow, **queue, 'keys': pairs.gather(keys[-1], self.axis_name)}
     pos = found[0].pos
-    return sum(values) / len(values), Outputs(stats, extra, {'positive': jnp.mean(pos), **mean_temperature(tau, pos)})
+    return sum(values) / len(values), Outputs(
+      stats, extra, {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoCoV3(Momentum):
-  """A predicted query of each view against the keys of each other view, of all images of the batch.
+  """The predicted query of each view against the keys of each other view of all images in the batch.
 
-  The loss is the mean over the directions. The paper's is their sum times 2 tau, a factor that AdamW cancels, and LARS
-  for weights. Small crops are queries only.
+  The loss is the mean over the directions. The paper's is their sum times 2 tau: AdamW cancels that factor, and so does
+  LARS for weights. Small crops are queries only.
   """
 
   predictor: ClassVar[str] = 'moco_v3'
@@ -117,5 +125,5 @@ class MoCoV3(Momentum):
     ]
     pos, neg, where = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
     loss = jnp.mean(self.contrast(pos, neg, where, tau, axis_name=self.axis_name))
-    metrics = {'positive': jnp.mean(pos), **mean_temperature(tau, pos)}
+    metrics = {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
     return loss, Outputs(stats, {**extra, 'momentum': slow}, metrics)

@@ -1,4 +1,4 @@
-"""What the methods with a momentum encoder share."""
+"""The momentum encoder, shared by several methods."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from ssl_jax.registry import prefix, require
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Momentum(Method):
-  """A second encoder and projector, extra['momentum'], whose weights follow those that are trained (He et al. 2020).
+  """A second encoder and projector, extra['momentum'], whose weights follow the trained ones (He et al. 2020).
 
-  slow <- m slow + (1 - m) fast at the start of each step, which is right after the optimiser's step before it. m is
+  slow <- m slow + (1 - m) fast at the start of each step, that is right after the previous optimizer step. m is
   `momentum` or, with `final_momentum`, m_end - (m_end - m)(1 + cos(pi step / steps)) / 2 (Grill et al. 2020). The
-  second encoder normalises with the batch, as the first does, and keeps no running statistics.
+  second encoder uses batch statistics, as the first does, and keeps no running statistics.
   """
 
   momentum: float = 0.999
@@ -39,7 +39,7 @@ class Momentum(Method):
     return params, batch_stats, {**extra, 'momentum': _followed(params)}
 
   def follow(self, params: Any, extra: Any, inputs: Inputs) -> Any:
-    """The weights of the momentum encoder of this step."""
+    """The weights of the momentum encoder at this step."""
     rate = 1 - self.momentum
     if self.final_momentum is not None:
       part = inputs.step.astype(jnp.float32) / self.plan.total_steps
@@ -48,7 +48,7 @@ class Momentum(Method):
     return jax.tree.map(lambda slow, fast: slow + rate * (fast - slow), extra['momentum'], fast)
 
   def targets(self, slow: Any, batch_stats: Any, views: Sequence[jax.Array]) -> list[jax.Array]:
-    """The projections of the momentum encoder, which no gradient reaches."""
+    """The projections of the momentum encoder, with their gradient stopped."""
     outputs, _ = self.encode(slow, batch_stats, views, predict=False)
     return [jax.lax.stop_gradient(output['projector']) for output in outputs]
 

@@ -1,4 +1,4 @@
-"""What the update asks of a method, and the network that methods share."""
+"""The interface between a method and the update, and the network that methods share."""
 
 import dataclasses
 import itertools
@@ -14,26 +14,26 @@ from ssl_jax.registry import require
 
 
 class Plan(NamedTuple):
-  """What a method may need to know of the run it is part of."""
+  """Facts about the run that a method may need."""
 
-  batch_size: int  # images a step, over all devices
-  examples: int  # training images
-  views: int  # of full size
+  batch_size: int  # examples per step, over all devices
+  examples: int  # training examples
+  views: int  # views of full size
   steps_per_epoch: int
   total_steps: int
 
 
 class Inputs(NamedTuple):
-  """One device's part of a step."""
+  """This device's part of a step."""
 
   views: tuple[jax.Array, ...]  # views of the same examples, each [b, H, W, C], normalised; small crops come last
-  index: jax.Array  # int32 [b], where the examples stand in the training set
+  index: jax.Array  # int32 [b], positions of the examples in the training set
   step: jax.Array  # int32 []
-  key: jax.Array  # of this step, the same on each device
+  key: jax.Array  # of this step, the same on every device
 
 
 class Outputs(NamedTuple):
-  """What a step leaves behind, beside its loss."""
+  """What a step returns besides its loss."""
 
   batch_stats: Any
   extra: Any
@@ -41,9 +41,9 @@ class Outputs(NamedTuple):
 
 
 class Network(nn.Module):
-  """An encoder, a projector on it and, where a method has one, a predictor or prototypes on that.
+  """An encoder, a projector and, if the method has one, a predictor or prototypes.
 
-  Images -> {'backbone': [b, D], 'projector': [b, P]}, and {'predictor': [b, R]} where it is asked for.
+  Examples -> {'backbone': [b, D], 'projector': [b, P]}, and 'predictor': [b, R] if `predict` is True.
   """
 
   encoder: nn.Module
@@ -63,13 +63,13 @@ class Network(nn.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-  """Pure functions of explicit state. A method overrides `loss`, and the rest where it needs more.
+  """Pure functions of explicit state. A method overrides `loss`, and other methods as needed.
 
-  The fields that a subclass adds are its parameters in the config's `method` section.
+  The fields that a subclass adds are its parameters in the config section `method`.
   """
 
-  accepts: ClassVar[Mapping[str, Callable]] = losses.CONTRASTIVE  # what the config's `loss` may name
-  predictor: ClassVar[str | None] = None  # a head that stands on the projector; `method.predictor` may change it
+  accepts: ClassVar[Mapping[str, Callable]] = losses.CONTRASTIVE  # the losses that the config may name
+  predictor: ClassVar[str | None] = None  # the head after the projector; `method.predictor` changes it
   least_views: ClassVar[int] = 2
 
   network: Network
@@ -79,32 +79,32 @@ class Method:
   axis_name: str | None = None
 
   def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
-    """(params, batch_stats, extra) from a few example images."""
+    """(params, batch_stats, extra), from a few example inputs."""
     variables = self.network.init(key, images, train=False, predict=True)
     params = {'network': variables['params'], 'temperature': self.temperature.init()}
     return params, variables.get('batch_stats', {}), {}
 
   def start_from(self, encoder: Mapping, params: Any, batch_stats: Any, extra: Any) -> tuple[Any, Any, Any]:
-    """What `init` gave, with the weights of another encoder: {'params': ..., 'batch_stats': ...}."""
+    """The results of `init` with the encoder's weights replaced by {'params': ..., 'batch_stats': ...}."""
     params = {**params, 'network': {**params['network'], 'encoder': encoder['params']}}
     if 'batch_stats' in encoder:
       batch_stats = {**batch_stats, 'encoder': encoder['batch_stats']}
     return params, batch_stats, extra
 
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
-    """The mean loss of this device's examples, and what the step leaves behind."""
+    """The mean loss over this device's examples, and the other results of the step."""
     raise TypeError(f'{type(self).__name__} has no loss')
 
   def features(self, params: Any, batch_stats: Any, images: jax.Array) -> dict[str, jax.Array]:
-    """{'backbone': [b, D], 'projector': [b, P]} of normalised images, with running statistics."""
+    """{'backbone': [b, D], 'projector': [b, P]} of normalized inputs, with running statistics."""
     return self.network.apply({'params': params['network'], 'batch_stats': batch_stats}, images, train=False)
 
   def encode(
     self, network: Any, batch_stats: Any, views: Sequence[jax.Array], predict: bool = True, apart: bool = False
   ) -> tuple[list[dict[str, jax.Array]], Any]:
-    """The network's outputs of each view and the new running statistics.
+    """The network's outputs for each view, and the new running statistics.
 
-    Views of one size are encoded as one batch, or one after the other where they are to be `apart`.
+    Views of the same size are encoded as one batch, or one after the other if `apart`.
     """
     outputs = []
     for _, group in itertools.groupby(enumerate(views), key=lambda view: (view[0] if apart else 0, view[1].shape)):
@@ -126,44 +126,44 @@ class Method:
     return [output['projector'] for output in outputs], batch_stats
 
   def large(self, inputs: Inputs) -> tuple[jax.Array, ...]:
-    """The views of full size; the others are the small crops of multi-crop."""
+    """The views of full size, without the small crops of multi-crop."""
     return inputs.views[: self.plan.views]
 
   def width(self, params: Any, batch_stats: Any, images: jax.Array) -> int:
-    """Of the projections."""
+    """The width of the projections."""
     return jax.eval_shape(self.features, params, batch_stats, images)['projector'].shape[1]
 
   def tau(self, params: Any, inputs: Inputs) -> temperature.Temperature | None:
-    """The temperature of this step."""
+    """The temperature at this step."""
     return self.temperature.at(params['temperature'], inputs.step)
 
 
 def write(table: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
-  """The table of all images with the rows of some.  [N, ...], int [B], [B, ...] -> [N, ...]"""
-  # An image that takes the place of a broken one may be in the batch twice; only its first row is written.
+  """The table with the rows of some examples replaced.  [N, ...], int [B], [B, ...] -> [N, ...]"""
+  # An image that replaces a broken one may be in the batch twice; only its first row is written.
   again = jnp.argmax(index[:, None] == index[None], axis=1) != jnp.arange(len(index))
   return table.at[jnp.where(again, len(table), index)].set(rows, mode='drop')
 
 
 def require_momentum(**values: float) -> None:
-  """Raises a ValueError unless each is a share that something keeps of itself at each step, below all of it."""
+  """Raises a ValueError unless each value is a momentum, in [0, 1)."""
   for name, value in values.items():
     require(name, value, lambda m: 0 <= m < 1, 'in [0, 1)')
 
 
 def require_epochs(**values: int) -> None:
-  """Raises a ValueError unless each is a whole number of epochs, or none."""
+  """Raises a ValueError unless each value is a whole number of epochs, or 0."""
   for name, value in values.items():
     require(name, value, lambda n: isinstance(n, int) and n >= 0, 'a whole number of epochs, or 0')
 
 
 def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:
-  """The parameters, which no gradient reaches before the step `until`."""
+  """The parameters, with their gradient stopped before the step `until`."""
   return jax.tree.map(lambda p: jnp.where(step < until, jax.lax.stop_gradient(p), p), params)
 
 
 def mean_temperature(tau: temperature.Temperature | None, pos: jax.Array) -> dict[str, jax.Array]:
-  """{'tau': the mean temperature of the positives}, to watch; {} for a loss without one."""
+  """{'temperature': the mean temperature of the positives}, a metric; {} for a loss without one."""
   if tau is None:
     return {}
-  return {'tau': jnp.mean(tau(pos) if callable(tau) else jnp.asarray(tau, jnp.float32))}
+  return {'temperature': jnp.mean(tau(pos) if callable(tau) else jnp.asarray(tau, jnp.float32))}

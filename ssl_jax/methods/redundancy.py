@@ -1,4 +1,4 @@
-"""Methods whose loss is of the statistics of two views: Barlow Twins, VICReg, W-MSE, Zero-CL, ARB."""
+"""Methods whose loss compares statistics of two views: Barlow Twins, VICReg, W-MSE, Zero-CL, ARB."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ from ssl_jax.registry import prefix
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Redundancy(Method):
-  """Any loss of `ssl_jax.losses.redundancy`; with more than two views its mean over the pairs of views."""
+  """Any loss of `ssl_jax.losses.redundancy`; for more than two views, its mean over the pairs of views."""
 
   accepts: ClassVar[Mapping[str, Callable]] = {
     f.__name__: f for f in (losses.barlow_twins, losses.vicreg, losses.w_mse, losses.zero_cl, losses.arb)
@@ -24,7 +24,7 @@ class Redundancy(Method):
   def init(self, key, images):
     params, batch_stats, extra = super().init(key, images)
     z = jax.ShapeDtypeStruct((self.plan.batch_size, self.width(params, batch_stats, images)), jnp.float32)
-    with prefix('loss'):  # the loss checks its own arguments: it is enough to trace it
+    with prefix('loss'):  # the loss checks its own arguments when traced
       jax.eval_shape(self.contrast, z, z)
     return params, batch_stats, extra
 

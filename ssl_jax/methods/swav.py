@@ -1,4 +1,4 @@
-"""SwAV (Caron et al. 2020): views swap their assignments to prototypes."""
+"""SwAV (Caron et al. 2020): each view predicts the prototype assignments of the others."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -17,11 +17,13 @@ from ssl_jax.registry import prefix, require, require_positive
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SwAV(Method):
-  """The code of each large view, by Sinkhorn over the batch, is predicted from each other view.
+  """The code of each large view, found by Sinkhorn over the batch, is predicted from each other view.
 
-  A `queue` of so many images adds the scores of earlier embeddings to the Sinkhorn step, once it is full and not before
-  `queue_epochs`; it is for batches that are small beside the number of prototypes. The prototypes are frozen for
-  `freeze_epochs`.
+  Attributes:
+    epsilon, iterations: of the Sinkhorn algorithm.
+    queue: above 0, this many earlier embeddings take part in it, once the queue is full and `queue_epochs` have passed;
+      for batches that are small compared with the number of prototypes.
+    freeze_epochs: the prototypes are not trained for this many epochs.
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'swav': losses.swav}

@@ -1,31 +1,30 @@
-"""Projectors, predictors and prototypes: what stands between an encoder's features and a method's loss."""
+"""Heads between the features of an encoder and the loss of a method: projectors, predictors and prototypes."""
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
-from ssl_jax.models import registry
-from ssl_jax.models.norm import BatchNorm, wide
+from ssl_jax import registry
+from ssl_jax.arrays import normalize, to_float32
+from ssl_jax.models.norm import BatchNorm
 
+BATCH_NORM = ('none', 'hidden', 'all')  # after no layer, all but the last, all
 _LINEAR = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')  # torch.nn.Linear's: U(±1/√fan-in)
 
 
-def l2_normalize(x, axis=-1, epsilon=1e-12):
-  """x / ‖x‖ in float32, with a finite gradient at 0."""
-  x = wide(x)
-  return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis, keepdims=True), epsilon))
-
-
 class MLP(nn.Module):
-  """Linear layers of widths `features`, with batch norm and an activation between them; [N, D] -> [N, features[-1]]
+  """Linear layers of widths `features`, with batch norm and an activation between them.  [N, D] -> [N, features[-1]]
 
-  A width of None is that of the input. `batch_norm` says after which layers: 'none', 'hidden' (all but the last) or
-  'all'. A layer that batch norm follows has no bias (batch norm would remove it); every other one has, but for the last
-  where `last_bias` is False. `last_affine` is whether a batch norm after the last layer has scale and bias.
+  A width of None is that of the input. `batch_norm` says after which layers there is batch norm: 'none', 'hidden' (all
+  but the last) or 'all'. A layer followed by batch norm has no bias, which batch norm would remove; the others have
+  one, except the last if `last_bias` is False. `last_affine` is whether batch norm after the last layer has a scale and
+  a bias.
   """
 
   features: tuple[int | None, ...]
@@ -34,14 +33,16 @@ class MLP(nn.Module):
   last_bias: bool = True
   activation: Callable[[jax.Array], jax.Array] = nn.relu
   kernel_init: nn.initializers.Initializer = _LINEAR
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
   axis_name: str | None = None
 
+  def __post_init__(self) -> None:
+    registry.require_choice('batch_norm', self.batch_norm, BATCH_NORM)
+    super().__post_init__()
+
   @nn.compact
-  def __call__(self, x, train: bool):
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     chex.assert_rank(x, 2)
-    if self.batch_norm not in ('none', 'hidden', 'all'):
-      raise ValueError(f"projector.batch_norm = {self.batch_norm!r} does not exist: give 'none', 'hidden' or 'all'")
     x = x.astype(self.dtype)
     widths = [x.shape[-1] if width is None else width for width in self.features]
     for i, width in enumerate(widths, start=1):
@@ -54,91 +55,94 @@ class MLP(nn.Module):
         x = BatchNorm(axis_name=self.axis_name, affine=affine, name=f'bn{i}')(x, train)
       if not last:
         x = self.activation(x)
-    return wide(x)
+    return to_float32(x)
 
 
 class Prototypes(nn.Module):
-  """Cosine similarities to `number` learned unit vectors; [N, D] -> [N, number] in float32
+  """Cosine similarities to `number` learned unit vectors.  [N, D] -> [N, number] in float32
 
-  SwAV's prototypes (Caron et al. 2020), and DINO's last layer (Caron et al. 2021): the features are l2-normalised and
-  the weights weight-normalised with the magnitude held at 1.
+  The prototypes of SwAV (Caron et al. 2020) and the last layer of DINO (Caron et al. 2021): both the features and the
+  weights are normalized.
   """
 
   number: int
 
   @nn.compact
-  def __call__(self, x, train: bool):
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     del train
     chex.assert_rank(x, 2)
     kernel = self.param('kernel', _LINEAR, (x.shape[-1], self.number))
-    return jnp.matmul(l2_normalize(x), l2_normalize(kernel, axis=0), precision=jax.lax.Precision.HIGHEST)
+    return jnp.matmul(normalize(x), normalize(kernel, axis=0), precision=jax.lax.Precision.HIGHEST)
 
 
 class DINOHead(nn.Module):
-  """An MLP to a bottleneck, then prototypes (Caron et al. 2021, App. C); [N, D] -> [N, prototypes]
+  """An MLP to a bottleneck, then prototypes (Caron et al. 2021, App. C).  [N, D] -> [N, prototypes]
 
-  Without batch norm for a ViT, as the paper has it; `batch_norm` 'hidden' on an encoder that has batch norm itself.
+  The paper uses no batch norm with a ViT, and batch norm in the head ('hidden') with an encoder that has it.
   """
 
   features: tuple[int, ...] = (2048, 2048, 256)
   prototypes: int = 65536
   batch_norm: str = 'none'
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
   axis_name: str | None = None
 
+  def __post_init__(self) -> None:
+    registry.require_choice('batch_norm', self.batch_norm, BATCH_NORM)
+    super().__post_init__()
+
   @nn.compact
-  def __call__(self, x, train: bool):
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     gelu = lambda y: nn.gelu(y, approximate=False)
-    init = nn.initializers.normal(0.02)  # the authors' code truncates it at ±2, which is 100 deviations
+    init = nn.initializers.normal(0.02)  # the authors truncate at ±2, which is 100 standard deviations
     settings = dict(activation=gelu, kernel_init=init, dtype=self.dtype, axis_name=self.axis_name, name='mlp')
     mlp = MLP(self.features, self.batch_norm, **settings)
     return Prototypes(self.prototypes, name='prototypes')(mlp(x, train), train)
 
 
 class Pooler(nn.Module):
-  """tanh of a linear layer as wide as its input, BERT's pooler; [N, D] -> [N, D]"""
+  """tanh of a linear layer as wide as its input: the pooler of BERT.  [N, D] -> [N, D]"""
 
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
-  def __call__(self, x, train: bool):
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     del train
     chex.assert_rank(x, 2)
     kernel_init = nn.initializers.normal(0.02)
-    return wide(jnp.tanh(nn.Dense(x.shape[-1], kernel_init=kernel_init, dtype=self.dtype, name='fc')(x)))
+    return to_float32(jnp.tanh(nn.Dense(x.shape[-1], kernel_init=kernel_init, dtype=self.dtype, name='fc')(x)))
 
 
-_HEADS = {
-  # SimCLR as DySTreSS uses it (App. A.1): 512-512-128 on ResNet-18.
+HEADS: dict[str, Callable[..., nn.Module]] = {
+  # SimCLR in DySTreSS (Manna et al. 2024, App. A.1): 512-512-128 on ResNet-18.
   'simclr': functools.partial(MLP, features=(None, 128), batch_norm='all'),
   'moco': functools.partial(MLP, features=(None, 128), batch_norm='none'),
-  # "Supervised objectives", A.3.1 and A.4.1: batch norm after every layer, ReLU between them.
-  'supervised_imagenet': functools.partial(MLP, features=(2048, 2048, 2048), batch_norm='all'),
-  'supervised_cifar': functools.partial(MLP, features=(2048, 2048), batch_norm='all'),
-  # Grill et al. 2020, sec. 3.3: projector and predictor alike.
+  # Lee 2025, A.3.1 and A.4.1: batch norm after every layer, ReLU between them.
+  'balanced_imagenet': functools.partial(MLP, features=(2048, 2048, 2048), batch_norm='all'),
+  'balanced_cifar': functools.partial(MLP, features=(2048, 2048), batch_norm='all'),
+  # Grill et al. 2020, sec. 3.3: both the projector and the predictor.
   'byol': functools.partial(MLP, features=(4096, 256), batch_norm='hidden', last_bias=False),
   # Chen & He 2021, sec. 3; the predictor is a bottleneck.
   'simsiam': functools.partial(MLP, features=(2048, 2048, 2048), batch_norm='all', last_affine=False),
   'simsiam_predictor': functools.partial(MLP, features=(512, 2048), batch_norm='hidden'),
-  # Chen et al. 2021, sec. 4: 'moco_v3' is the projector of a ResNet and the predictor. The authors' code leaves the
-  # last norm out of a ResNet's predictor, as configs/cifar10.py:moco_v3 does.
+  # Chen et al. 2021, sec. 4: 'moco_v3' is the projector of a ResNet, and the predictor. The authors' code omits the
+  # last norm of the predictor for a ResNet, as configs/cifar10.py:moco_v3 does.
   'moco_v3': functools.partial(MLP, features=(4096, 256), batch_norm='all', last_affine=False),
   'moco_v3_vit': functools.partial(MLP, features=(4096, 4096, 256), batch_norm='all', last_affine=False),
   # Zbontar et al. 2021, sec. 2.2, and Bardes et al. 2022, sec. 4.2.
   'barlow_twins': functools.partial(MLP, features=(8192, 8192, 8192), batch_norm='hidden', last_bias=False),
   'vicreg': functools.partial(MLP, features=(8192, 8192, 8192), batch_norm='hidden', last_bias=False),
-  # Caron et al. 2020: the projector, whose output meets the prototypes.
+  # Caron et al. 2020: the projector, followed by the prototypes.
   'swav': functools.partial(MLP, features=(2048, 128), batch_norm='hidden'),
   'prototypes': functools.partial(Prototypes, number=3000),
-  'dino': functools.partial(DINOHead),
-  # Gao et al. 2021 (SimCSE): in training alone, the encoder is judged without it.
-  'bert': functools.partial(Pooler),
+  'dino': DINOHead,
+  # Gao et al. 2021 (SimCSE): used only for training; evaluations use the features of the encoder.
+  'bert': Pooler,
   # fc8 of Wang & Isola's AlexNet.
   'alexnet': functools.partial(MLP, features=(128,), batch_norm='none', kernel_init=nn.initializers.normal(0.02)),
 }
-NAMES = tuple(_HEADS)
 
 
-def create(name, *, dtype=jnp.float32, axis_name=None, **kwargs):
-  """The head `name` of NAMES as a linen module, `apply(variables, x, train)`; `kwargs` are fields to change."""
-  return registry.create(_HEADS, name, dtype=dtype, axis_name=axis_name, **kwargs)
+def create(name: str, *, dtype: DTypeLike = jnp.float32, axis_name: str | None = None, **fields: Any) -> nn.Module:
+  """The head `name` of HEADS; `fields` are fields to change."""
+  return registry.build('projector', {'name': name, **fields}, HEADS, dtype=dtype, axis_name=axis_name)

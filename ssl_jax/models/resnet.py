@@ -1,4 +1,4 @@
-"""ResNets (He et al. 2016) with the ImageNet and the CIFAR stem; padding, initialisation and names as torchvision's."""
+"""ResNets (He et al. 2016) for ImageNet and CIFAR, with the padding, initialization and names of torchvision."""
 
 import functools
 
@@ -6,15 +6,19 @@ import chex
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
-from ssl_jax.models.norm import BatchNorm, wide
+from ssl_jax.arrays import to_float32
+from ssl_jax.models.encoder import Encoder
+from ssl_jax.models.norm import BatchNorm
+from ssl_jax.registry import require, require_choice
 
-# Weights are drawn as torchvision draws them (He et al. 2015, fan-out). Padding is explicit: torch pads a 3×3
-# convolution by (1, 1) at every stride, where 'SAME' pads (0, 1) at stride 2.
+# The initialization is torchvision's (He et al. 2015, fan-out). Padding is explicit because torch pads a 3×3
+# convolution by (1, 1) at every stride, and 'SAME' by (0, 1) at stride 2.
 _KAIMING = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 
 
-def _conv(features, kernel, stride=1, *, dtype, name):
+def _conv(features: int, kernel: int, stride: int = 1, *, dtype: DTypeLike, name: str) -> nn.Conv:
   pad = (kernel - 1) // 2
   return nn.Conv(
     features,
@@ -29,7 +33,7 @@ def _conv(features, kernel, stride=1, *, dtype, name):
 
 
 class _Block(nn.Module):
-  """A residual block: relu(shortcut(x) + residual(x)); [N, H, W, C] -> [N, H/stride, W/stride, width·expansion]"""
+  """A residual block: relu(shortcut(x) + residual(x)).  [N, H, W, C] -> [N, H/stride, W/stride, width·expansion]"""
 
   width: int
   stride: int
@@ -37,12 +41,12 @@ class _Block(nn.Module):
   norm: functools.partial
   zero_init_residual: bool
 
-  def last_norm(self, name):
-    """The norm that ends the residual branch; from zero the block starts as the identity (Goyal et al. 2017)."""
+  def last_norm(self, name: str) -> BatchNorm:
+    """The norm that ends the residual branch. With zero scale, the block starts as the identity (Goyal et al. 2017)."""
     init = nn.initializers.zeros if self.zero_init_residual else nn.initializers.ones
     return self.norm(scale_init=init, name=name)
 
-  def shortcut(self, x, shape, train):
+  def shortcut(self, x: jax.Array, shape: tuple[int, ...], train: bool) -> jax.Array:
     if x.shape == shape:
       return x
     x = self.conv(shape[-1], 1, self.stride, name='downsample_conv')(x)
@@ -53,7 +57,7 @@ class BasicBlock(_Block):
   """Two 3×3 convolutions."""
 
   @nn.compact
-  def __call__(self, x, train: bool):
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     y = self.conv(self.width, 3, self.stride, name='conv1')(x)
     y = nn.relu(self.norm(name='bn1')(y, train))
     y = self.conv(self.width, 3, name='conv2')(y)
@@ -62,10 +66,10 @@ class BasicBlock(_Block):
 
 
 class Bottleneck(_Block):
-  """1×1, 3×3 and 1×1 convolutions, the stride on the 3×3 (v1.5, as torchvision)."""
+  """1×1, 3×3 and 1×1 convolutions, with the stride on the 3×3 (v1.5, as in torchvision)."""
 
   @nn.compact
-  def __call__(self, x, train: bool):
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     y = self.conv(self.width, 1, name='conv1')(x)
     y = nn.relu(self.norm(name='bn1')(y, train))
     y = self.conv(self.width, 3, self.stride, name='conv2')(y)
@@ -75,13 +79,13 @@ class Bottleneck(_Block):
     return nn.relu(y + self.shortcut(x, y.shape, train))
 
 
-class ResNet(nn.Module):
+class ResNet(Encoder):
   """Images [N, H, W, 3] -> features [N, D] in float32: the mean over space of the last stage.
 
   Stage i has `stage_sizes[i]` blocks of width `width`·2^i; every stage but the first halves the resolution. The
-  'imagenet' stem is a 7×7 convolution of stride 2 and a 3×3 max-pool of stride 2; the 'cifar' stem one 3×3 convolution
-  of stride 1. `stem_stride` is another stride for the stem's convolution. `remat` computes the inside of each block
-  again in the backward pass instead of keeping it: the same numbers and parameters in less memory and more time.
+  'imagenet' stem is a 7×7 convolution of stride 2 followed by a 3×3 max-pool of stride 2; the 'cifar' stem is one 3×3
+  convolution of stride 1. `stem_stride` overrides the stride of the stem's convolution. `remat` recomputes each block
+  in the backward pass instead of storing its activations: the same numbers with less memory and more time.
   """
 
   stage_sizes: tuple[int, ...]
@@ -91,18 +95,18 @@ class ResNet(nn.Module):
   stem_stride: int | None = None
   zero_init_residual: bool = False
   remat: bool = False
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
   axis_name: str | None = None
 
+  def __post_init__(self) -> None:
+    require_choice('stem', self.stem, ('imagenet', 'cifar'))
+    require('stage_sizes', self.stage_sizes, lambda x: all(size >= 1 for size in x), 'block counts, such as (2, 2)')
+    require('stem_stride', self.stem_stride, lambda x: x is None or x >= 1, 'at least 1')
+    super().__post_init__()
+
   @nn.compact
-  def __call__(self, images, train: bool):
+  def __call__(self, images: jax.Array, train: bool) -> jax.Array:
     chex.assert_shape(images, (None, None, None, 3))
-    if self.stem not in ('imagenet', 'cifar'):
-      raise ValueError(f"model.stem = {self.stem!r} does not exist: give 'imagenet' or 'cifar'")
-    if any(size < 1 for size in self.stage_sizes):
-      raise ValueError(f'model.stage_sizes = {self.stage_sizes!r} must be blocks a stage, 1 or more, such as (2, 2)')
-    if self.stem_stride is not None and self.stem_stride < 1:
-      raise ValueError(f'model.stem_stride = {self.stem_stride} must be at least 1')
     conv = functools.partial(_conv, dtype=self.dtype)
     norm = functools.partial(BatchNorm, axis_name=self.axis_name)
 
@@ -117,6 +121,6 @@ class ResNet(nn.Module):
       for j in range(size):
         stride = 2 if i > 0 and j == 0 else 1
         x = block(self.width * 2**i, stride, conv, norm, self.zero_init_residual, name=f'layer{i + 1}_{j}')(x, train)
-    if not train:  # XLA of jax 0.11 fuses this mean with the bfloat16 convolutions before it on a CPU, and gives NaN
+    if not train:  # on a CPU, XLA of jax 0.11 fuses this mean with the bfloat16 convolutions before it and returns NaN
       x = jax.lax.optimization_barrier(x)
-    return wide(x).mean((1, 2))
+    return to_float32(x).mean((1, 2))

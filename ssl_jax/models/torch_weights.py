@@ -1,6 +1,6 @@
-"""Weights under torch's names and in torch's layouts, and back from a safetensors file. Nothing is unpickled.
+"""Converts weights to the names and layouts of torch, and loads them from a safetensors file. Nothing is unpickled.
 
-A ResNet has torchvision's names, a ViT timm's, BERT those of transformers; AlexNet and the heads have their own.
+Names are those of torchvision for a ResNet, timm for a ViT and transformers for BERT; AlexNet and heads keep ours.
 """
 
 import os
@@ -12,11 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from flax import traverse_util
 
-from ssl_jax import models
-from ssl_jax.models.vit import ViT, sine_position_embedding
+from ssl_jax.models.encoder import Encoder
 
 _LEAVES = {'kernel': 'weight', 'embedding': 'weight', 'scale': 'weight', 'mean': 'running_mean', 'var': 'running_var'}
 _MODULES = (
@@ -37,15 +35,15 @@ _MODULES = (
   (r'^layer_(\d+)\.fc2\.', r'encoder.layer.\1.output.dense.'),
   (r'^layer_(\d+)\.norm2\.', r'encoder.layer.\1.output.LayerNorm.'),
 )
-_AXES = {2: (1, 0), 4: (3, 2, 0, 1)}  # of a kernel here, in torch's order: IO to OI, HWIO to OIHW
+_AXES = {2: (1, 0), 4: (3, 2, 0, 1)}  # the axes of our kernels in torch's order: IO to OI, HWIO to OIHW
 
-# What a torch file may have beside an encoder's weights: torchvision's classifier, batch norm's count of steps, and
-# what BERT was trained with.
+# Tensors that a torch file may hold besides the weights of the encoder: torchvision's classifier, the step counter of
+# batch norm, and the pretraining heads of BERT.
 _IGNORED = re.compile(r'fc\.(weight|bias)|.*\.num_batches_tracked|cls\..*|pooler\..*|embeddings\.position_ids')
 
 
-def to_torch(variables: Mapping) -> dict[str, np.ndarray]:
-  """{'layer1.0.conv1.weight': float32 [O, I, H, W], ...} of linen's {'params': ..., 'batch_stats': ...}."""
+def to_torch(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+  """Linen's {'params': ..., 'batch_stats': ...} as {'layer1.0.conv1.weight': float32 [O, I, H, W], ...}."""
   tensors = {}
   for path, value in traverse_util.flatten_dict(variables).items():
     value = np.asarray(value, np.float32)
@@ -53,88 +51,74 @@ def to_torch(variables: Mapping) -> dict[str, np.ndarray]:
   return tensors
 
 
-def constants(encoder: nn.Module, size: int) -> dict[str, np.ndarray]:
-  """What is a tensor in torch's file and computed here: the positions of a ViT [1, 1 + patches, D], the token's 0."""
-  if not isinstance(encoder, ViT):
-    return {}
-  side = size // encoder.patch
-  positions = sine_position_embedding(side, side, encoder.width)
-  return {'pos_embed': np.pad(positions, ((1, 0), (0, 0)))[None].astype(np.float32)}
+def constants(encoder: Encoder, size: int) -> dict[str, np.ndarray]:
+  """Tensors that a torch file stores and the encoder computes, such as the position embedding of a ViT."""
+  return encoder.torch_constants(size)
 
 
-def load(path: str | os.PathLike, encoder: nn.Module, size: int) -> dict[str, Any]:
-  """{'params': ..., 'batch_stats': ...} of the encoder for images of `size`, from a safetensors file of torch's names.
+def load(path: str | os.PathLike[str], encoder: Encoder, size: int) -> dict[str, Any]:
+  """{'params': ..., 'batch_stats': ...} of the encoder, from a safetensors file with the names of torch.
 
-  `size` is in pixels, or in tokens for an encoder of sentences. The file must have every weight of the encoder in its
-  shape, and no other, but for `_IGNORED`.
+  `size` is the input size: pixels per side of an image, or tokens of a sentence. The file must hold every weight of
+  the encoder in its shape, and nothing else except what matches `_IGNORED`.
   """
-  tensors = _read(path)
-  if isinstance(encoder, models.BERT):
-    tensors = {_of_old(name): tensor for name, tensor in tensors.items()}
-  inputs = models.example(encoder, size)
+  tensors = {encoder.torch_name(name): tensor for name, tensor in _read(path).items()}
+  inputs = encoder.example(size)
   variables = jax.eval_shape(lambda: encoder.init(jax.random.key(0), inputs, train=False))
   expected = traverse_util.flatten_dict(variables)
   paths = {_name(place): place for place in expected}
   fixed = constants(encoder, size)
-  mend = 'give a file of this encoder, or set model to that of the file'
+  key = f'init = {str(path)!r}'
+  fix = 'give a file of this encoder, or set model to the encoder of the file'
   if spare := [name for name in tensors if name not in paths and name not in fixed and not _IGNORED.fullmatch(name)]:
     first = {name.partition('.')[0] for name in tensors}
-    mend = f'take {"".join(first) + "."!r} off the names' if len(first) == 1 else mend  # of DataParallel and the like
-    raise ValueError(f'init = {str(path)!r} has {_few(spare)}, which the encoder has not: {mend}')
+    fix = f'remove the prefix {"".join(first) + "."!r} from the names' if len(first) == 1 else fix  # of DataParallel
+    raise ValueError(f'{key} has {_few(spare)}, which the encoder does not have: {fix}')
   if missing := [name for name in paths if name not in tensors]:
-    raise ValueError(f'init = {str(path)!r} lacks {_few(missing)} of the encoder: {mend}')
+    raise ValueError(f'{key} lacks {_few(missing)} of the encoder: {fix}')
   found = {}
   for name, place in paths.items():
     value, shape = tensors[name], expected[place].shape
     axes = _axes(place, len(shape))
     there, here = list(value.shape), [shape[axis] for axis in axes]
     if there != here:
-      raise ValueError(f'init = {str(path)!r} has {name!r} of shape {there}, and the encoder of {here}: {mend}')
+      raise ValueError(f'{key} has {name!r} of shape {there}, and the encoder needs {here}: {fix}')
     with np.errstate(over='ignore'):
       kept = value.astype(np.float32)
     if not jnp.issubdtype(value.dtype, jnp.floating) or not np.isfinite(kept).all():
-      raise ValueError(f'init = {str(path)!r} has {name!r}, {value.dtype}, not of finite floats: give another file')
+      raise ValueError(f'{key} has {name!r} ({value.dtype}), which is not made of finite floats: give another file')
     if place[-1] == 'var' and (kept < 0).any():
-      raise ValueError(f'init = {str(path)!r} has {name!r} below 0, and it is a variance: give another file')
+      raise ValueError(f'{key} has negative values in the variance {name!r}: give another file')
     found[place] = np.ascontiguousarray(kept.transpose(np.argsort(axes)))
   for name, value in fixed.items():
     if name in tensors and (tensors[name].shape != value.shape or not np.allclose(tensors[name], value, atol=1e-5)):
-      raise ValueError(f'init = {str(path)!r} has {name!r} other than the sines of this encoder: give another file')
+      raise ValueError(f'{key} has {name!r} that differs from the fixed one of this encoder: give another file')
   return traverse_util.unflatten_dict(found)
 
 
-def _read(path) -> dict[str, np.ndarray]:
-  import safetensors  # only where a file is read
+def _read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+  import safetensors  # only needed here
   import safetensors.numpy
 
   file = pathlib.Path(path).expanduser()
   if not file.is_file():
-    raise ValueError(f'init = {str(path)!r} is no file: give one, such as encoder.safetensors of --mode=export')
+    raise ValueError(f'init = {str(path)!r} is not a file: give a safetensors file, such as that of --mode=export')
   try:
     return safetensors.numpy.load_file(file)
-  except (safetensors.SafetensorError, AttributeError) as error:  # the second: of types that numpy has not
+  except (safetensors.SafetensorError, AttributeError) as error:  # AttributeError: a dtype that numpy lacks
     why = str(error).splitlines()[0]
     raise ValueError(
-      f'init = {str(path)!r} is no whole safetensors file of floats ({why}): give encoder.safetensors of '
-      '--mode=export, or what safetensors.torch.save_file makes of a state dict'
+      f'init = {str(path)!r} is not a complete safetensors file of floats ({why}): give encoder.safetensors of '
+      '--mode=export, or save a state dict with safetensors.torch.save_file'
     ) from error
-
-
-def _of_old(name: str) -> str:
-  """Of the names that files of BERT have, those of today."""
-  return (
-    name.removeprefix('bert.')
-    .replace('LayerNorm.gamma', 'LayerNorm.weight')
-    .replace('LayerNorm.beta', 'LayerNorm.bias')
-  )
 
 
 def _name(path: tuple[str, ...]) -> str:
   """('params', 'layer1_0', 'conv1', 'kernel') -> 'layer1.0.conv1.weight'"""
   _, *modules, leaf = path
   name = '.'.join([*modules, _LEAVES.get(leaf, leaf)])
-  for ours, torch_s in _MODULES:
-    name = re.sub(ours, torch_s, name)
+  for ours, theirs in _MODULES:
+    name = re.sub(ours, theirs, name)
   return name
 
 

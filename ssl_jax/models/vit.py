@@ -5,8 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax.typing import DTypeLike
 
-from ssl_jax.models.norm import wide
+from ssl_jax.arrays import to_float32
+from ssl_jax.models.encoder import Encoder
+from ssl_jax.models.transformer import LayerNorm, attend, require_sizes
+from ssl_jax.registry import require
 
 _XAVIER = nn.initializers.xavier_uniform()
 
@@ -18,56 +22,26 @@ def _qkv_init(key, shape, dtype=jnp.float32):
 
 
 def _patch_init(key, shape, dtype=jnp.float32):
-  """Xavier-uniform of the projection as a matrix, from a patch's pixels to the width; shape (P, P, 3, D)"""
+  """Xavier-uniform for the matrix that maps the pixels of a patch to the width; shape (P, P, 3, D)"""
   return _XAVIER(key, (np.prod(shape[:3]), shape[3]), dtype).reshape(shape)
 
 
-def sine_position_embedding(height, width, dim, temperature=10000.0):
-  """Sines and cosines of the row, then of the column, dim/4 frequencies each; -> [height·width, dim] (MoCo v3)"""
-  if dim % 4:
-    raise ValueError(f'model.width = {dim} has no sine position embedding: give a multiple of 4')
+def sine_position_embedding(height: int, width: int, dim: int, temperature: float = 10000.0) -> np.ndarray:
+  """Sines and cosines of the row, then of the column, dim/4 frequencies each (MoCo v3).  -> [height·width, dim]"""
   omega = temperature ** -(np.arange(dim // 4) / (dim // 4))
   rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing='ij')
   angles = [p.reshape(-1, 1) * omega.reshape(1, -1) for p in (rows, columns)]
   return np.concatenate([f(a) for a in angles for f in (np.sin, np.cos)], axis=1)
 
 
-class LayerNorm(nn.Module):
-  """Layer norm over the last axis with float32 statistics, in the dtype of its input; [..., D] -> [..., D]"""
-
-  epsilon: float = 1e-6
-
-  @nn.compact
-  def __call__(self, x):
-    shape = (1,) * (x.ndim - 1) + (-1,)
-    scale = self.param('scale', nn.initializers.ones, x.shape[-1:]).reshape(shape)
-    bias = self.param('bias', nn.initializers.zeros, x.shape[-1:]).reshape(shape)
-    centred = wide(x) - wide(x).mean(-1, keepdims=True)
-    variance = jnp.square(centred).mean(-1, keepdims=True)
-    return (centred * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(x.dtype)
-
-
-def attend(query, key, value, real=None, drop=lambda weights: weights):
-  """softmax(query·key / sqrt(D))·value of each head, in float32 up to the weights, which `drop` may thin out.
-
-  [N, T, H, D] three times, and which keys are `real`, [N, T] -> [N, T, H·D]
-  """
-  similarity = jnp.einsum('nqhd,nkhd->nhqk', query, key, preferred_element_type=wide(query).dtype)
-  similarity = similarity * query.shape[-1] ** -0.5
-  if real is not None:
-    similarity = jnp.where(real[:, None, None, :], similarity, jnp.finfo(similarity.dtype).min)
-  attended = jnp.einsum('nhqk,nkhd->nqhd', drop(nn.softmax(similarity)).astype(value.dtype), value)
-  return attended.reshape(*query.shape[:2], -1)
-
-
 class Block(nn.Module):
-  """x + attention(norm(x)), then x + mlp(norm(x)); [N, T, D] -> [N, T, D]"""
+  """x + attention(norm(x)), then x + mlp(norm(x)).  [N, T, D] -> [N, T, D]"""
 
   heads: int
-  dtype: jnp.dtype
+  dtype: DTypeLike
 
   @nn.compact
-  def __call__(self, x):
+  def __call__(self, x: jax.Array) -> jax.Array:
     n, t, d = x.shape
     dense = lambda features, name, init=_XAVIER: nn.Dense(features, kernel_init=init, dtype=self.dtype, name=name)
     qkv = dense(3 * d, 'qkv', _qkv_init)(LayerNorm(name='norm1')(x)).reshape(n, t, 3, self.heads, d // self.heads)
@@ -77,12 +51,12 @@ class Block(nn.Module):
     return x + dense(d, 'fc2')(nn.gelu(y, approximate=False))
 
 
-class ViT(nn.Module):
+class ViT(Encoder):
   """Images [N, H, W, 3] -> features [N, width] in float32: the class token after the last layer norm.
 
-  As MoCo v3 has it, the position embedding is a fixed sine and the patch projection stays as it was drawn: no gradient
-  reaches `patch_embed`. An optimiser that decays weights must leave it out as well. `remat` computes the inside of each
-  block again in the backward pass instead of keeping it: the same numbers in less memory and more time.
+  As in MoCo v3, the position embedding is a fixed sine and the patch projection keeps its initial weights: no gradient
+  reaches `patch_embed`, so weight decay must leave it out as well. `remat` recomputes each block in the backward pass
+  instead of storing its activations: the same numbers with less memory and more time.
   """
 
   patch: int
@@ -90,24 +64,31 @@ class ViT(nn.Module):
   depth: int
   heads: int
   remat: bool = False
-  dtype: jnp.dtype = jnp.float32
+  dtype: DTypeLike = jnp.float32
+
+  def __post_init__(self) -> None:
+    require_sizes(self.width, self.depth, self.heads)
+    require('width', self.width, lambda x: x % 4 == 0, 'a multiple of 4, for the sine position embedding')
+    super().__post_init__()
+
+  @nn.nowrap
+  def torch_constants(self, size: int) -> dict[str, np.ndarray]:
+    """The position embedding, [1, 1 + patches, width]; that of the class token is 0."""
+    side = size // self.patch
+    positions = sine_position_embedding(side, side, self.width)
+    return {'pos_embed': np.pad(positions, ((1, 0), (0, 0)))[None].astype(np.float32)}
 
   @nn.compact
-  def __call__(self, images, train: bool):
+  def __call__(self, images: jax.Array, train: bool) -> jax.Array:
     del train
     chex.assert_shape(images, (None, None, None, 3))
-    if images.shape[1] % self.patch or images.shape[2] % self.patch:
-      size = f'{images.shape[1]} × {images.shape[2]}'
-      raise ValueError(f'model.patch = {self.patch} does not divide images of {size} pixels: give one that does')
-    if self.width % self.heads:
-      raise ValueError(f'model.heads = {self.heads} does not divide model.width = {self.width}: give one that does')
-    if self.depth < 1:
-      raise ValueError(f'model.depth = {self.depth} must be at least 1')
-    patches = (self.patch, self.patch)
+    height, width = images.shape[1:3]
+    divides = lambda patch: height % patch == width % patch == 0
+    require('model.patch', self.patch, divides, f'a divisor of the image size, {height} × {width} pixels')
     project = nn.Conv(
       self.width,
-      patches,
-      strides=patches,
+      (self.patch, self.patch),
+      strides=(self.patch, self.patch),
       padding='VALID',
       kernel_init=_patch_init,
       dtype=self.dtype,
@@ -116,9 +97,9 @@ class ViT(nn.Module):
     x = jax.lax.stop_gradient(project(images.astype(self.dtype)))
     n, h, w, d = x.shape
     x = x.reshape(n, h * w, d) + jnp.asarray(sine_position_embedding(h, w, d), x.dtype).reshape(1, h * w, d)
-    token = self.param('cls_token', nn.initializers.normal(1e-6), (1, 1, d))  # its position embedding is 0
+    token = self.param('cls_token', nn.initializers.normal(1e-6), (1, 1, d))
     x = jnp.concatenate([jnp.broadcast_to(token.astype(x.dtype), (n, 1, d)), x], axis=1)
     block = nn.remat(Block) if self.remat else Block
     for i in range(self.depth):
       x = block(self.heads, self.dtype, name=f'blocks_{i}')(x)
-    return wide(LayerNorm(name='norm')(x[:, 0]))
+    return to_float32(LayerNorm(name='norm')(x[:, 0]))

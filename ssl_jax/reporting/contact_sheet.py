@@ -1,22 +1,25 @@
-"""A grid of images in one PNG: what the network is shown, seen."""
+"""A grid of images in one PNG file."""
 
+import os
 import pathlib
 
 import numpy as np
+from jax.typing import ArrayLike
 from PIL import Image
 
 GAP = 2  # white pixels around each image
-READABLE = 96  # pixels a side that small images are enlarged to, about
+READABLE = 96  # pixels per side to which small images are enlarged, approximately
 
 
-def draw(rows, path, scale=None):
-  """Writes `[rows, columns, H, W, C]`, C 1 or 3, uint8 or floats in [0, 1] (values outside are clipped), to a PNG.
+def draw(rows: ArrayLike, path: str | os.PathLike, scale: int | None = None) -> pathlib.Path:
+  """Writes images [rows, columns, H, W, C] to a PNG file and returns its path.
 
-  Each pixel becomes `scale` x `scale`; by default small images are enlarged to about 96 pixels. Returns the path.
+  C is 1 or 3. Images are uint8, or floats that are clipped to [0, 1]. Each pixel becomes `scale` x `scale`; by default,
+  small images are enlarged to about 96 pixels.
   """
   images = np.asarray(rows)
   if images.ndim != 5 or images.shape[-1] not in (1, 3) or 0 in images.shape:
-    raise ValueError(f'rows of shape {images.shape}: give [rows, columns, H, W, C] with C 1 or 3 and no empty axis.')
+    raise ValueError(f'rows: shape {images.shape}, expected [rows, columns, H, W, C] with C 1 or 3 and no empty axis')
   if images.dtype != np.uint8:
     images = np.round(255 * np.clip(np.nan_to_num(images), 0, 1)).astype(np.uint8)
   if scale is None:
@@ -30,8 +33,8 @@ def draw(rows, path, scale=None):
   return path
 
 
-def enlarge(images, size):
-  """Squares `[N, h, h, C]` with pixels repeated until they are `[N, size, size, C]`."""
+def enlarge(images: ArrayLike, size: int) -> np.ndarray:
+  """Repeats pixels.  [N, h, h, C] -> [N, size, size, C]"""
   images = np.asarray(images)
   place = np.arange(size) * images.shape[1] // size
   return images[:, place][:, :, place]

@@ -1,38 +1,104 @@
-"""Takes the encoder out of a run: weights for torch, a program for jax, and a page that says how to load them."""
+"""Exports the encoder of a run: weights for torch, a program for jax, and a README with the code that loads them."""
 
 import json
 import pathlib
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.export
 import jax.numpy as jnp
-from flax import linen as nn
+from jax.typing import DTypeLike
 from ml_collections import ConfigDict
 
 import ssl_jax
 from ssl_jax import models
+from ssl_jax.data.modality import modality_of
+from ssl_jax.data.views import augment_settings
 from ssl_jax.evals import features
 from ssl_jax.models import torch_weights
-from ssl_jax.models.resnet import ResNet
-from ssl_jax.models.vit import ViT
-from ssl_jax.run.builder import augment_settings, augments_of, input_size, of_text
+from ssl_jax.models.encoder import Encoder
+from ssl_jax.reporting import torch_code
 from ssl_jax.workdir import files
 from ssl_jax.workdir.checkpoints import Checkpoints
 
-PLATFORMS = ('cpu', 'cuda')  # that the program is lowered for
+PLATFORMS = ('cpu', 'cuda')  # for which the program is lowered
+
+
+class Notes(NamedTuple):
+  """What an export says about the inputs of its encoder, which depends on the modality."""
+
+  shape: str  # of one input of the program
+  dtype: DTypeLike
+  about: dict[str, str]  # metadata of the safetensors files
+  inputs: str  # in words
+  preprocessing: str  # how evaluations prepared the inputs, in a sentence
+  names: str  # the library whose names and layouts the weights have
+  torch: str  # code that computes `features` with the torch encoder
+  call: str  # code that computes `features` with the jax program
+  flags: str = ''  # further flags of a run that starts from the weights
+  files: tuple[str, ...] = ()  # of the workdir, which belong to the weights
+
+
+def _image_notes(config: ConfigDict, encoder: Encoder) -> Notes:
+  del encoder
+  size, square = config.data.image_size, features.image_size(config)
+  settings, _ = augment_settings(config)
+  about = {'image_size': str(size), 'mean': json.dumps(settings['mean']), 'std': json.dumps(settings['std'])}
+  crop = '' if square == size else f' and cropped to the central {size} pixels'
+  return Notes(
+    shape=f'{square}, {square}, 3',
+    dtype=jnp.uint8,
+    about=about,
+    inputs=f'images of {size} px',
+    preprocessing=f'In evaluations, the central square of each image was resized to {square} pixels{crop}.',
+    names='torchvision for a ResNet, timm for a ViT, and the code below for others',
+    torch=(
+      f'mean, std = (torch.tensor(x).view(3, 1, 1) for x in ({about["mean"]}, {about["std"]}))\n'
+      f'features = encoder((images / 255 - mean) / std)  # images: uint8 [n, 3, {size}, {size}]'
+    ),
+    call=f'features = encoder.call(images)  # uint8 [n, {square}, {square}, 3]; normalization is included',
+  )
+
+
+def _sentence_notes(config: ConfigDict, encoder: models.BERT) -> Notes:
+  tokens = config.data.tokens
+  pooled = {
+    'cls': 'features = hidden[:, 0]',
+    'mean': "mask = inputs['attention_mask'][..., None]\nfeatures = (hidden * mask).sum(1) / mask.sum(1)",
+  }
+  return Notes(
+    shape=str(tokens),
+    dtype=jnp.uint16,
+    about={'tokens': str(tokens)},
+    inputs=f'sentences of {tokens} tokens',
+    preprocessing='`vocab.txt` is its vocabulary, in lower case.',
+    names='transformers',
+    torch=(
+      'from transformers import BertTokenizerFast\n\n'
+      "tokenizer = BertTokenizerFast('vocab.txt')\n"
+      f"inputs = tokenizer(sentences, padding=True, truncation=True, max_length={tokens}, return_tensors='pt')\n"
+      f'hidden = encoder(**inputs).last_hidden_state\n{pooled[encoder.pooling]}'
+    ),
+    call=f'features = encoder.call(tokens)  # uint16 [n, {tokens}], entries of vocab.txt, padded with 0',
+    flags=' --config.data.vocabulary=vocab.txt',
+    files=('vocab.txt',),
+  )
+
+
+NOTES: dict[str, Callable[[ConfigDict, Any], Notes]] = {'images': _image_notes, 'sentences': _sentence_notes}
 
 
 def export(config: ConfigDict, workdir: str) -> pathlib.Path:
-  """Writes the encoder of a workdir's newest checkpoint, with the weights that evaluations use, to its folder export/.
+  """Exports the encoder of a workdir's newest checkpoint, with the weights that evaluations use, to WORKDIR/export.
 
-  Needs neither the training images nor the method: the run's config and its checkpoint say all.
+  Needs the config and the checkpoint, but not the training data. Returns the folder.
   """
   import safetensors.numpy
 
-  files.read_config(workdir)  # a wrong workdir is not made
+  files.read_config(workdir)  # a wrong workdir is an error and is not created
   workdir = files.check(workdir, config.to_dict())
-  checkpoints = Checkpoints(workdir, config.to_dict())
+  checkpoints = Checkpoints(workdir)
   state = checkpoints.newest()
   checkpoints.close()
   params, batch_stats = state.evaluated
@@ -40,176 +106,89 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
     name: {'params': params['network'].get(name, {}), 'batch_stats': batch_stats.get(name, {})}
     for name in ('encoder', 'projector')
   }
-
   encoder = models.create(dtype=jnp.dtype(config.dtype), **config.model)
-  size, text = input_size(config), of_text(config)
-  _, shown, _ = augments_of(config, on_device=True)
-  program = to_program(encoder, parts['encoder'], shown, size if text else features.shown(config))
+  modality = modality_of(config)
+  size, notes = modality.input_size(config), NOTES[modality.name](config, encoder)
+  shown = modality.views(config, on_device=True).shown
+  program = to_program(encoder, parts['encoder'], shown, notes.shape, notes.dtype)
   about = {
     'model': json.dumps(config.model.to_dict()),
     'step': str(int(state.step)),
     'features': str(program.out_avals[0].shape[1]),
     'ssl_jax': ssl_jax.__version__,
+    **notes.about,
   }
-  if text:
-    about['tokens'] = str(size)
-  else:
-    settings, _ = augment_settings(config)
-    about |= {'image_size': str(size), 'mean': json.dumps(settings['mean']), 'std': json.dumps(settings['std'])}
   tensors = torch_weights.to_torch(parts['encoder']) | torch_weights.constants(encoder, size)
   head = {f'projector.{name}': tensor for name, tensor in torch_weights.to_torch(parts['projector']).items()}
+  head_about = about | {'projector': json.dumps(config.projector.to_dict())}
   written = {
     'encoder.safetensors': safetensors.numpy.save(tensors, about),
     'encoder.jax': bytes(program.serialize()),
-    'projector.safetensors': safetensors.numpy.save(
-      head, about | {'projector': json.dumps(config.projector.to_dict())}
-    ),
-    'README.md': (_readme_of_text if text else _readme)(config, encoder, about).encode(),
+    'projector.safetensors': safetensors.numpy.save(head, head_about),
+    'README.md': _readme(config, torch_code.source(encoder, size), about, notes).encode(),
+    **{name: (workdir / name).read_bytes() for name in notes.files},
   }
-  if text:
-    written['vocab.txt'] = (workdir / 'vocab.txt').read_bytes()
   folder = files.writable(workdir / 'export')
   for name, data in written.items():
     files.write_bytes(folder / name, data)
-  what = f'sentences of {size} tokens' if text else f'images of {size} px'
-  print(f'{config.model.name} at step {about["step"]}, {what} to {about["features"]} features: {folder}')
-  print(f'  {", ".join(files)} (how to load them)')
+  print(f'{config.model.name} at step {about["step"]}, {notes.inputs} to {about["features"]} features: {folder}')
+  print(f'  {", ".join(written)}; README.md has the code that loads them')
   return folder
 
 
-def to_program(encoder: nn.Module, variables: Mapping, shown: Callable, size: int) -> jax.export.Exported:
-  """uint8 images [batch, size, size, 3] -> float32 features [batch, D], for any batch, with the weights inside.
+def to_program(
+  encoder: Encoder, variables: Mapping, shown: Callable, shape: str, dtype: DTypeLike
+) -> jax.export.Exported:
+  """Inputs [batch, ...] -> float32 features [batch, D], for any batch size, with the weights inside.
 
-  `shown` makes of one image what the encoder sees: the centre crop and the normalisation of evaluations. An encoder of
-  sentences takes uint16 tokens [batch, size].
+  `shown` maps one input of `shape` and `dtype` to what the encoder sees, with the crop and the normalisation of
+  evaluations.
   """
-  apply = jax.jit(lambda images: encoder.apply(variables, jax.vmap(shown)(images), train=False))
-  text = isinstance(encoder, models.BERT)
-  shape = jax.export.symbolic_shape(f'batch, {size}' if text else f'batch, {size}, {size}, 3')
-  images = jax.ShapeDtypeStruct(shape, jnp.uint16 if text else jnp.uint8)
-  return jax.export.export(apply, platforms=PLATFORMS)(images)
+  apply = jax.jit(lambda inputs: encoder.apply(variables, jax.vmap(shown)(inputs), train=False))
+  inputs = jax.ShapeDtypeStruct(jax.export.symbolic_shape(f'batch, {shape}'), dtype)
+  return jax.export.export(apply, platforms=PLATFORMS)(inputs)
 
 
-def _readme(config, encoder, about) -> str:
-  """How to load the files, with this run's names and numbers."""
-  size, square, platforms = config.data.image_size, features.shown(config), ' or '.join(PLATFORMS)
-  image = f'the centre square of an image, {square} px a side'
-  crop = '' if square == size else f', of which it saw the centre {size} px'
+def _readme(config: ConfigDict, torch_source: str, about: Mapping[str, str], notes: Notes) -> str:
+  """The code that loads the files of this export."""
   return f"""# {config.model.name}, step {about['step']}
 
-The encoder of one run of ssl_jax {about['ssl_jax']} on {config.data.name}: {size} px to {about['features']} features.
-Evaluations showed it {image}{crop}.
+The encoder of a run of ssl_jax {about['ssl_jax']} on {config.data.name}.
+It maps {notes.inputs} to {about['features']} features. {notes.preprocessing}
 
 ## torch
 
-`encoder.safetensors` holds float32 weights under torch's names and in torch's layouts.
+`encoder.safetensors` holds the weights in float32. Their names and layouts are those of {notes.names}.
 
 ```python
-import torch
+{torch_source}
+
 from safetensors.torch import load_file
-{_torch_network(config, encoder)}
+
 encoder.load_state_dict(load_file('encoder.safetensors'))
 encoder.eval()
 
-mean, std = torch.tensor({about['mean']}).view(3, 1, 1), torch.tensor({about['std']}).view(3, 1, 1)
-features = encoder((images / 255 - mean) / std)  # uint8 [n, 3, {size}, {size}] -> [n, {about['features']}]
+{notes.torch}
 ```
 
-`projector.safetensors` holds the head that stood on it in training (`{config.projector.name}`), as `projector.*`.
+`projector.safetensors` holds the projector (`{config.projector.name}`) used in training, as `projector.*`.
 
 ## jax
 
-`encoder.jax` is the whole encoder, with weights and normalisation, computing in {config.dtype} on {platforms}.
-It needs `pip install jax flatbuffers` and nothing of ssl_jax. Later versions of jax promise to read it for half a year;
-the weights above last longer.
+`encoder.jax` is the encoder with its weights as a serialized function.
+It computes in {config.dtype} on {' and '.join(PLATFORMS)}, and needs `pip install jax flatbuffers`, but not ssl_jax.
+Newer versions of jax can read it for at least six months; the weights above last longer.
 
 ```python
 import jax.export
 
 with open('encoder.jax', 'rb') as file:
   encoder = jax.export.deserialize(bytearray(file.read()))
-features = encoder.call(images)  # uint8 [n, {square}, {square}, 3] -> float32 [n, {about['features']}]
+{notes.call}
 ```
 
 ## ssl_jax
 
-`--config.init=encoder.safetensors` starts a run from these weights, or judges them (`--mode=evaluate --config=...`).
+`--config.init=encoder.safetensors{notes.flags}` starts a run from these weights.
+With `--mode=evaluate --config=...`, it evaluates them.
 """
-
-
-def _readme_of_text(config, encoder, about) -> str:
-  """As `_readme`, of an encoder of sentences."""
-  tokens, platforms = about['tokens'], ' or '.join(PLATFORMS)
-  sizes = f'hidden_size={encoder.width}, num_hidden_layers={encoder.depth}, num_attention_heads={encoder.heads}'
-  more = f'intermediate_size={4 * encoder.width}, max_position_embeddings={encoder.positions}'
-  pooled = {
-    'cls': 'hidden[:, 0]',
-    'mean': "(hidden * inputs['attention_mask'][..., None]).sum(1) / inputs['attention_mask'].sum(1, keepdim=True)",
-  }[encoder.pooling]
-  return f"""# {config.model.name}, step {about['step']}
-
-The encoder of one run of ssl_jax {about['ssl_jax']} on {config.data.name}: {tokens} tokens to {encoder.width} features.
-`vocab.txt` is its vocabulary, in lower case.
-
-## torch
-
-`encoder.safetensors` holds float32 weights under the names of transformers.
-
-```python
-from safetensors.torch import load_file
-from transformers import BertConfig, BertModel, BertTokenizerFast
-
-sizes = dict({sizes}, {more})
-encoder = BertModel(BertConfig(vocab_size={encoder.vocabulary}, **sizes), add_pooling_layer=False)
-encoder.load_state_dict(load_file('encoder.safetensors'))
-encoder.eval()
-
-tokenizer = BertTokenizerFast('vocab.txt')
-inputs = tokenizer(sentences, padding=True, truncation=True, max_length={tokens}, return_tensors='pt')
-hidden = encoder(**inputs).last_hidden_state
-features = {pooled}  # [n, {about['features']}]
-```
-
-`projector.safetensors` holds the head that stood on it in training (`{config.projector.name}`), as `projector.*`.
-
-## jax
-
-`encoder.jax` is the whole encoder with its weights, computing in {config.dtype} on {platforms}.
-It needs `pip install jax flatbuffers` and nothing of ssl_jax. Later versions of jax promise to read it for half a year;
-the weights above last longer.
-
-```python
-import jax.export
-
-with open('encoder.jax', 'rb') as file:
-  encoder = jax.export.deserialize(bytearray(file.read()))
-features = encoder.call(tokens)  # uint16 [n, {tokens}] of vocab.txt, then 0 -> float32 [n, {encoder.width}]
-```
-
-## ssl_jax
-
-`--config.init=encoder.safetensors --config.data.vocabulary=vocab.txt` starts a run from these weights, or judges them
-(`--mode=evaluate --config=...`).
-"""
-
-
-def _torch_network(config, encoder) -> str:
-  """Python that makes the network in torch, as `encoder`."""
-  if isinstance(encoder, ViT):
-    sizes = f'img_size={config.data.image_size}, patch_size={encoder.patch}, embed_dim={encoder.width}'
-    layers = f'depth={encoder.depth}, num_heads={encoder.heads}'
-    return f'import timm\n\nencoder = timm.models.VisionTransformer({sizes}, {layers}, num_classes=0)'
-  if not isinstance(encoder, ResNet):
-    return '\nencoder = ...  # your torch.nn.Module with these layers: load_file(...) names them with their shapes'
-  name = config.model.name.removesuffix('_cifar')
-  if name == 'resnet_tiny' or {'width', 'stage_sizes'} & set(config.model):
-    sizes = f"of torchvision's names, with stages of {encoder.stage_sizes} blocks from {encoder.width} channels"
-    return f'\nencoder = ...  # your torch.nn.Module {sizes}'
-  lines = ['import torchvision', '', f'encoder = torchvision.models.{name}()']
-  if encoder.stem == 'cifar':
-    stride = encoder.stem_stride or 1
-    lines.append(f'encoder.conv1 = torch.nn.Conv2d(3, 64, 3, {stride}, 1, bias=False)  # the stem of small images')
-    lines.append('encoder.maxpool = torch.nn.Identity()')
-  elif encoder.stem_stride:
-    lines.append(f'encoder.conv1 = torch.nn.Conv2d(3, 64, 7, {encoder.stem_stride}, 3, bias=False)')
-  return '\n'.join([*lines, 'encoder.fc = torch.nn.Identity()'])

@@ -1,7 +1,7 @@
-"""Every picture of a report, from plain arrays. Colours are Okabe and Ito's, which colour-blind readers can tell apart.
+"""The figures of a report, from plain arrays, in the colour-blind safe palette of Okabe and Ito.
 
-A figure's text and lines are drawn in `INK`, a colour of its own, so that a page can put its text colour in its place
-and the same figure reads on light and on dark paper. matplotlib is imported when the first figure is drawn.
+Text and lines are drawn in `INK`, a colour used for nothing else. A page replaces it with its text colour, so that the
+same figure is readable on a light and on a dark background. matplotlib is imported when the first figure is drawn.
 """
 
 import base64
@@ -10,10 +10,16 @@ import io
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
+
+from ssl_jax.evals.features import LAYERS
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 INK = '#101418'
 COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#999999')
@@ -31,7 +37,7 @@ STYLE = {
   'grid.alpha': 0.18,
   'grid.color': INK,
   'legend.frameon': False,
-  'text.parse_math': False,  # a name may hold a dollar
+  'text.parse_math': False,  # names may contain a dollar sign
   'legend.fontsize': 9,
   'lines.linewidth': 1.8,
   'savefig.facecolor': 'none',
@@ -44,8 +50,8 @@ STYLE = {
 
 
 @contextlib.contextmanager
-def style():
-  """Also a decorator: `@style()`."""
+def style() -> Iterator[None]:
+  """The matplotlib settings of all figures, as a context manager or a decorator."""
   try:
     import matplotlib
   except ImportError:
@@ -55,28 +61,27 @@ def style():
 
 
 def _short(name: str) -> str:
-  """A name that leaves a figure its room."""
+  """A name of at most 24 characters."""
   return name if len(name) <= 24 else name[:23] + '…'
 
 
 def _figure(width=4.9, height=3.2, rows=1, columns=1, **axes):
-  """(figure, axes), without pyplot and its global state."""
+  """(figure, axes), without the global state of pyplot."""
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(width, height), layout='constrained')
   return figure, figure.subplots(rows, columns, **axes)
 
 
-# Of a training run
+# Training
 
 
-LAYERS = ('backbone', 'projector')
-# {figure: (title, {curve: its name in metrics.jsonl})}; what has a layer's name before its own is of `eval.measures`.
+# {figure: (title, {curve: its name in metrics.jsonl})}. Names with a layer and a slash are written by `eval.measures`.
 CURVES = {
   'loss': ('loss', {'loss': 'loss'}),
-  'rate': ('learning rate', {'rate': 'rate'}),
-  'tau': ('temperature τ', {'tau': 'tau'}),
-  'positive': ('similarity of positives', {'positive': 'positive'}),
+  'learning_rate': ('learning rate', {'learning rate': 'learning_rate'}),
+  'temperature': ('temperature τ', {'temperature': 'temperature'}),
+  'positive_similarity': ('similarity of positives', {'positives': 'positive_similarity'}),
   'uniformity': ('uniformity', {layer: f'{layer}/uniformity' for layer in LAYERS}),
   'entropy': ('entropy H(X⁻|X)', {layer: f'{layer}/conditional_entropy' for layer in LAYERS}),
   'gaps': ('gap of the bound', {name: f'projector/{name}_gap' for name in ('attracting', 'repelling')}),
@@ -84,15 +89,15 @@ CURVES = {
 
 
 @style()
-def training(rows: Sequence[Mapping[str, float]]) -> dict:
-  """{name: figure} over the epochs: loss, learning rate, temperature, similarity of positives, accuracies, measures."""
-  accuracies = sorted({k for row in rows for k in row if re.fullmatch(r'knn\d+|probe', k)})
+def training(rows: Sequence[Mapping[str, float]]) -> dict[str, 'Figure']:
+  """{name: figure} over epochs: loss, learning rate, temperature, similarity of positives, accuracies, measures."""
+  accuracies = sorted({k for row in rows for k in row if re.fullmatch(r'knn\d+|online_probe', k)})
   epochs = [(row['step'], row['epoch']) for row in rows if 'epoch' in row]
   per_step = epochs[-1][1] / epochs[-1][0] if epochs else 1
-  known = {name for row in rows for name in row}
+  logged = {name for row in rows for name in row}
   plots = CURVES | {'accuracy': ('accuracy, %', {name: name for name in accuracies})}
   plots |= {'correlation': ('Spearman, × 100', {'mean': 'spearman_mean'})}
-  plots = {plot: (title, names) for plot, (title, names) in plots.items() if known & set(names.values())}
+  plots = {plot: (title, names) for plot, (title, names) in plots.items() if logged & set(names.values())}
   drawn = {}
   for i, (plot, (title, names)) in enumerate(plots.items()):
     drawn[plot], axis = _figure(3.4, 2.3)
@@ -108,12 +113,12 @@ def training(rows: Sequence[Mapping[str, float]]) -> dict:
   return drawn
 
 
-# Of the similarities that a loss sees
+# Similarities that the loss compares
 
 
 @style()
-def temperatures(arrays: Mapping[str, np.ndarray]):
-  """τ(s) against the measured similarities of true positives, false and true negatives (dystress Fig. 1 and 3)."""
+def similarities(arrays: Mapping[str, np.ndarray]) -> 'Figure':
+  """τ(s) with the distributions of true positives, false negatives and true negatives (DySTreSS Fig. 1 and 3)."""
   figure, axis = _figure()
   edges = arrays['similarities_edges']
   kinds = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
@@ -135,8 +140,8 @@ def temperatures(arrays: Mapping[str, np.ndarray]):
 
 
 @style()
-def penalties(arrays: Mapping[str, np.ndarray]):
-  """The share of the penalty on negatives by their similarity, at the run's temperature and at constant ones."""
+def penalties(arrays: Mapping[str, np.ndarray]) -> 'Figure':
+  """The penalty on negatives by their similarity, at the run's temperature and at constant temperatures."""
   figure, axis = _figure()
   edges = arrays['penalty_edges']
   names = [key for key in arrays if re.fullmatch(r'penalty_[\d.]+', key)]
@@ -150,8 +155,8 @@ def penalties(arrays: Mapping[str, np.ndarray]):
 
 
 @style()
-def separation(mean: np.ndarray, std: np.ndarray):
-  """Mean similarity of the positive and of the nearest negatives (behaviour Fig. 8); the lines are ± one deviation."""
+def separation(mean: np.ndarray, std: np.ndarray) -> 'Figure':
+  """Mean similarity of the positive and the nearest negatives, ± one deviation (Wang & Liu 2021 Fig. 8)."""
   figure, axis = _figure()
   names = ['pos'] + [f'n{i}' for i in range(1, len(mean))]
   colours = [COLOURS[2]] + [COLOURS[0]] * (len(mean) - 1)
@@ -161,12 +166,12 @@ def separation(mean: np.ndarray, std: np.ndarray):
   return figure
 
 
-# Of representations
+# Representations
 
 
 @style()
-def uniformity_tolerance(points: Mapping[str, tuple[float, float]]):
-  """{name: (uniformity, same-label similarity)}: better is up and to the right (behaviour sec. 4; dystress Fig. 5)."""
+def uniformity_tolerance(points: Mapping[str, tuple[float, float]]) -> 'Figure':
+  """{name: (uniformity, same-label similarity)}; up and right is better (Wang & Liu 2021, 4; DySTreSS Fig. 5)."""
   figure, axis = _figure()
   for i, (name, (uniformity, tolerance)) in enumerate(points.items()):
     mark = MARKS[(i + i // len(COLOURS)) % len(MARKS)]
@@ -178,8 +183,8 @@ def uniformity_tolerance(points: Mapping[str, tuple[float, float]]):
 
 
 @style()
-def plane(points: np.ndarray, labels: np.ndarray, shares: np.ndarray, names: Sequence[str]):
-  """The two principal components of the test features. Beyond seven classes a mark tells those of one colour apart."""
+def plane(points: np.ndarray, labels: np.ndarray, shares: np.ndarray, names: Sequence[str]) -> 'Figure':
+  """The first two principal components of the test features. With more than seven classes, markers vary as well."""
   figure, axis = _figure(5.4, 4.2)
   classes = np.unique(labels)
   common = dict(s=np.clip(9000 / len(points), 9, 40), alpha=0.7, linewidths=0, rasterized=True)
@@ -194,8 +199,8 @@ def plane(points: np.ndarray, labels: np.ndarray, shares: np.ndarray, names: Seq
 
 
 @style()
-def class_accuracy(names: Sequence[str], values: Sequence[float], what: str):
-  """Accuracy of each class, worst first, of at most twenty."""
+def class_accuracy(names: Sequence[str], values: Sequence[float], what: str) -> 'Figure':
+  """The accuracy of the worst classes, at most twenty, worst first."""
   order = np.argsort(values, kind='stable')[:20]
   figure, axis = _figure(5.4, 0.9 + 0.24 * len(order))
   labels = [_short(names[i]) for i in order]
@@ -207,9 +212,9 @@ def class_accuracy(names: Sequence[str], values: Sequence[float], what: str):
 
 
 def neighbours(images: np.ndarray, labels: np.ndarray) -> bytes:
-  """A PNG: a query a row, then its nearest images, framed in blue where they are of its class and in orange elsewhere.
+  """A PNG with one row per query: the query, then its nearest images, framed in blue if of its class, else in orange.
 
-  [r, 1 + k, H, W, 3] uint8, [r, 1 + k]
+  images uint8 [r, 1 + k, H, W, 3], labels [r, 1 + k]
   """
   scale = max(1, round(64 / images.shape[2]))
   images = images.repeat(scale, axis=2).repeat(scale, axis=3)
@@ -220,7 +225,7 @@ def neighbours(images: np.ndarray, labels: np.ndarray) -> bytes:
   sheet = Image.new('RGBA', (columns * side[1] + 2 * gap, rows * side[0]))
   for r in range(rows):
     for c in range(columns):
-      # The query stands apart, in a frame of neither colour.
+      # The query has a gray frame and a gap after it.
       code = '#808080' if c == 0 else COLOURS[0] if labels[r, c] == labels[r, 0] else COLOURS[1]
       left, top = c * side[1] + gap + 2 * gap * (c > 0), r * side[0] + gap
       sheet.paste((*colour(code), 255), (left, top, left + width + 2 * frame, top + height + 2 * frame))
@@ -234,7 +239,7 @@ def neighbours(images: np.ndarray, labels: np.ndarray) -> bytes:
 
 
 @style()
-def losses(runs: Mapping[str, Sequence[Mapping[str, float]]]):
+def losses(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> 'Figure':
   """The loss of each run."""
   figure, axis = _figure()
   for i, (name, rows) in enumerate(runs.items()):
@@ -252,8 +257,8 @@ def losses(runs: Mapping[str, Sequence[Mapping[str, float]]]):
 
 
 @style()
-def dots(values: Mapping[str, tuple[float, float | None]], what: str):
-  """{name: (mean, spread over seeds)}; points, since an axis that does not begin at 0 would belie bars."""
+def dots(values: Mapping[str, tuple[float, float | None]], what: str) -> 'Figure':
+  """{name: (mean, spread over seeds)}, as points, because the axis does not start at 0."""
   figure, axis = _figure(5.4, 1.2 + 0.42 * len(values))
   for i, (mean, spread) in enumerate(values.values()):
     mark, colour = MARKS[(i + i // len(COLOURS)) % len(MARKS)], COLOURS[i % len(COLOURS)]
@@ -265,8 +270,10 @@ def dots(values: Mapping[str, tuple[float, float | None]], what: str):
 
 
 @style()
-def lines(x: np.ndarray, curves: Mapping[str, np.ndarray], *, xlabel: str, ylabel: str, **limits):
-  """Analytical curves over one axis; NaN where a curve has no value."""
+def lines(
+  x: np.ndarray, curves: Mapping[str, np.ndarray], *, xlabel: str, ylabel: str, **limits: tuple[float, float]
+) -> 'Figure':
+  """Analytical curves over one axis; NaN leaves a gap."""
   figure, axis = _figure(4.9, 3.9)
   for i, (name, y) in enumerate(curves.items()):
     axis.plot(
@@ -280,16 +287,16 @@ def lines(x: np.ndarray, curves: Mapping[str, np.ndarray], *, xlabel: str, ylabe
 # Output
 
 
-def svg(figure, paper: str = 'none') -> str:
-  """The figure as an SVG document on paper of a colour, the same for the same figure."""
+def svg(figure: 'Figure', paper: str = 'none') -> str:
+  """A figure as an SVG document with background `paper`; equal figures give equal text."""
   out = io.StringIO()
   with style():
     figure.savefig(out, format='svg', metadata={'Date': None}, dpi=150, facecolor=paper)
   return out.getvalue()
 
 
-def save(figure, path: pathlib.Path) -> None:
-  """Writes `path`.svg and `path`.png, dark on white."""
+def save(figure: 'Figure', path: pathlib.Path) -> None:
+  """Writes `path`.svg and `path`.png on a white background."""
   path.parent.mkdir(parents=True, exist_ok=True)
   path.with_suffix('.svg').write_text(svg(figure, 'white'))
   with style():
@@ -297,7 +304,7 @@ def save(figure, path: pathlib.Path) -> None:
 
 
 def inline(text: str, name: str, title: str) -> str:
-  """An SVG document as an element of a page: no address of anything, its own ids, and INK is the page's text colour."""
+  """An SVG document as an element of a page: without URLs, with unique ids, and in the text colour of the page."""
   text = text[text.index('<svg') :]
   text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
   text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', '', text)
@@ -311,4 +318,5 @@ def inline(text: str, name: str, title: str) -> str:
 
 
 def data_uri(png: bytes) -> str:
+  """A PNG as the source of an image element."""
   return 'data:image/png;base64,' + base64.b64encode(png).decode()

@@ -1,4 +1,4 @@
-"""Sections of numbers, tables and figures, written as one self-contained HTML page and as Markdown."""
+"""Numbers, tables and figures in sections, written as one self-contained HTML page and as Markdown."""
 
 import html
 import pathlib
@@ -11,31 +11,35 @@ from ssl_jax.workdir.files import write_text
 
 
 class Number(NamedTuple):
-  """A cell that shows a number of the records."""
+  """A number, with its key in the files of the run."""
 
   key: str
   value: float
   form: str = '.2f'
   spread: float | None = None
 
-  def __str__(self):
+  def __str__(self) -> str:
     shown = format(self.value, self.form)
     return shown if self.spread is None else f'{shown} ± {format(self.spread, self.form)}'
 
 
 class Table(NamedTuple):
+  """A table; with a title in `folded` it is hidden until a reader opens it."""
+
   head: Sequence[str]
   rows: Sequence[Sequence[str | Number]]
-  folded: str = ''  # a title that hides the table until it is asked for
+  folded: str = ''
 
 
 class Cards(NamedTuple):
-  """The few numbers that a reader came for, large."""
+  """The most important numbers, in large type."""
 
   numbers: Sequence[tuple[str, Number]]
 
 
 class Figure(NamedTuple):
+  """A figure with its caption; small figures share a row."""
+
   name: str
   caption: str
   drawn: Any  # a matplotlib figure, or the bytes of a PNG
@@ -43,13 +47,15 @@ class Figure(NamedTuple):
 
 
 class Section(NamedTuple):
+  """A title, a paragraph and the parts below it."""
+
   title: str
   text: str
   parts: Sequence[Cards | Table | Figure]
 
 
 def write(folder: pathlib.Path, name: str, title: str, lead: str, sections: Sequence[Section]) -> pathlib.Path:
-  """NAME.html, NAME.md and figures/ in `folder`. Returns the page's path."""
+  """Writes NAME.html, NAME.md and figures/ into `folder`. Returns the path of the page."""
   for part in (part for section in sections for part in section.parts if isinstance(part, Figure)):
     path = folder / 'figures' / part.name
     if isinstance(part.drawn, bytes):

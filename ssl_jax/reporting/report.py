@@ -1,7 +1,7 @@
-"""From a workdir's records to report.md and one self-contained report.html, and several runs side by side.
+"""Writes report.html and report.md from the files of a workdir, and compare.html for several runs.
 
-Nothing is computed here but means over seeds: every number on a page stands in evaluation.json, summary.json or
-config.json, and carries its key and its full value in a `<data>` element.
+Nothing is computed here except means over seeds: every number on a page comes from evaluation.json, summary.json or
+config.json, with its key and its full value in a `<data>` element.
 """
 
 import dataclasses
@@ -11,36 +11,36 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ssl_jax.config import LATER, flatten, relevant
+from ssl_jax.config import flatten, relevant, upgrade
 from ssl_jax.evals.scoring import mean_and_spread
 from ssl_jax.reporting import figures, page
 from ssl_jax.reporting.page import Cards, Figure, Number, Section, Table
-from ssl_jax.workdir import metric_log
+from ssl_jax.workdir import metric_log, progress
 from ssl_jax.workdir.files import read_json, writable
 
 MEASURES = {
-  'alignment': ('alignment', 'E‖x − x⁺‖² of views of an image, or of sentences that say the same; lower is closer'),
+  'alignment': ('alignment', 'E‖x − x⁺‖² of views of an image, or of paraphrases; lower is closer'),
   'uniformity': ('uniformity', 'log E exp(−2‖x − y‖²); lower is more uniform'),
-  'train_uniformity': ('uniformity, training images', 'the same of images that the encoder has seen'),
+  'train_uniformity': ('uniformity, training images', 'the same for images that the encoder has seen'),
   'tolerance': ('tolerance', 'E[s · same label] over all pairs'),
-  'same_label_similarity': ('same-label similarity', 'mean s of pairs of one class'),
-  'train_same_label_similarity': ('same-label similarity, training', 'the same of images that the encoder has seen'),
-  'inter_class_uniformity': ('inter-class uniformity', 'of class centroids; lower is further apart'),
+  'same_label_similarity': ('same-label similarity', 'mean s over pairs with the same label'),
+  'train_same_label_similarity': ('same-label similarity, training', 'the same for images that the encoder has seen'),
+  'inter_class_uniformity': ('inter-class uniformity', 'uniformity of class centroids; lower is further apart'),
   'prototype_bias': ('prototype bias', 'E‖class mean − mean of an image’s views‖'),
-  'prototype_bias_sampled': ('prototype bias, sampled', 'one view of another image of the class'),
+  'prototype_bias_sampled': ('prototype bias, sampled', 'estimated from pairs of images of a class'),
   'attracting_gap': ('attracting bound gap', 'slack of the bound on the attracting term'),
   'repelling_gap': ('repelling bound gap', 'slack of the bound on the repelling term'),
   'conditional_entropy': ('conditional entropy', 'H(X⁻|X) in batches of at most 768'),
-  'penalty_entropy': ('penalty entropy', 'of the weights that the loss gives to negatives'),
+  'penalty_entropy': ('penalty entropy', 'entropy of the weights that the loss gives to negatives'),
   'rankme': ('RankMe', 'effective rank; higher is less collapsed'),
-  'lidar': ('LiDAR', 'effective rank of the discriminant analysis of images'),
-  'alpha_req': ('α-ReQ', 'exponent of the spectrum; near 1 is good'),
+  'lidar': ('LiDAR', 'effective rank of a discriminant analysis of images'),
+  'alpha_req': ('α-ReQ', 'exponent of the power law of the spectrum; near 1 is good'),
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-  """What a workdir says of itself; whatever it lacks is empty."""
+class FinishedRun:
+  """The files of a workdir; the contents of missing files are empty."""
 
   workdir: pathlib.Path
   config: dict
@@ -50,73 +50,83 @@ class Run:
   rows: list[dict]
 
   @classmethod
-  def read(cls, workdir: str | pathlib.Path) -> 'Run':
+  def read(cls, workdir: str | pathlib.Path) -> 'FinishedRun':
+    """Reads a workdir, with the keys and metrics of older runs under their present names."""
     workdir = pathlib.Path(workdir).expanduser()
     load = lambda name: read_json(workdir / name) if (workdir / name).exists() else {}
+    config = load('config.json')
     arrays = {}
     if (workdir / 'evaluation.npz').exists():
       with np.load(workdir / 'evaluation.npz', allow_pickle=False) as stored:
         arrays = dict(stored)
     found = cls(
-      workdir, load('config.json'), load('summary.json'), load('evaluation.json'), arrays, metric_log.read(workdir)
+      workdir,
+      config=upgrade(config) if config else {},
+      summary=metric_log.rename(load('summary.json')),
+      evaluation=load('evaluation.json'),
+      arrays=arrays,
+      rows=metric_log.read(workdir),
     )
     if not (found.rows or found.summary or found.evaluation):
-      raise ValueError(f'--workdir={str(workdir)!r} holds no records: train or evaluate there first')
+      raise ValueError(f'--workdir={str(workdir)!r} has nothing to report: train or evaluate there first')
     return found
 
   @property
   def accuracies(self) -> dict[str, float]:
-    """Percentages, of the evaluation or, where there is none, of the end of training, as the probe's always are."""
-    found = {**{k: v for k, v in self.summary.items() if k == 'probe'}, **(self.evaluation or self.summary)}
-    kinds, others = metric_log.JUDGED, ('_std', '_head', '_middle', '_tail')
-    return {k: v for k, v in found.items() if k.startswith(kinds) and isinstance(v, float) and not k.endswith(others)}
+    """Percentages from the evaluation, or from the end of training if there is none; the online probe from training."""
+    probe = {k: v for k, v in self.summary.items() if k == 'online_probe'}
+    found = progress.accuracies({**probe, **(self.evaluation or self.summary)})
+    others = ('_std', '_head', '_middle', '_tail')
+    return {k: v for k, v in found.items() if isinstance(v, float) and not k.endswith(others)}
 
   @property
   def settings(self) -> dict:
-    """What the numbers depend on: the config, with how they were judged, which may not be how the run itself would."""
-    known = relevant(self.config) | self.evaluation.get('settings', {})
-    if known.get('data.source') in ('arrays', 'folder', 'text'):  # tfds has one set of a name, wherever it lies
-      known['data.file'] = pathlib.PurePath(self.config['data']['path']).name
-    return known
+    """What the numbers depend on: the config, with the settings of the evaluation, which may differ from the run's."""
+    found = relevant(self.config) | upgrade({'eval': self.evaluation.get('settings', {})})['eval']
+    if found.get('data.source') in ('arrays', 'folder', 'text'):  # a tfds set is identified by its name alone
+      found['data.file'] = pathlib.PurePath(self.config['data']['path']).name
+    return found
 
   @property
   def since(self) -> str:
-    """That training has gone on since the evaluation, in words; '' where it has not."""
+    """A note if the run was trained further after the evaluation; otherwise ''."""
     last = max((row.get('step', 0) for row in self.rows), default=0)
-    return f', and trained to step {last:,} since' if last > self.evaluation.get('step', last) else ''
+    return f', then trained to step {last:,}' if last > self.evaluation.get('step', last) else ''
 
   @property
   def title(self) -> str:
+    """The method and the dataset, or the file of the features."""
     if not self.config:
       return self.evaluation.get('file', self.workdir.name)
     return f'{self.config["method"]["name"]} on {self.config["data"]["name"]}'
 
 
 def report(workdir: str | pathlib.Path) -> pathlib.Path:
-  """Writes report.html, report.md and figures/ into the workdir. Returns the page's path."""
-  run = Run.read(workdir)
+  """Writes report.html, report.md and figures/ into the workdir. Returns the path of the page."""
+  run = FinishedRun.read(workdir)
   sections = [*_headline(run), *_training(run), *_similarities(run), *_representation(run), *_classes(run)]
   sections += _settings(run)
   return page.write(writable(workdir), 'report', run.title, _lead(run), sections)
 
 
 def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> pathlib.Path:
-  """Writes compare.html, compare.md and figures/ into `out`: runs side by side, mean ± deviation over seeds."""
+  """Writes compare.html, compare.md and figures/ into `out`: mean ± standard deviation over seeds, per config."""
   if len(workdirs) < 2:
-    raise ValueError(f'compare takes at least two workdirs, and was given {list(map(str, workdirs))}: add runs')
-  groups = _groups([Run.read(workdir) for workdir in workdirs])
+    raise ValueError(f'compare needs at least two workdirs, got {list(map(str, workdirs))}: add runs')
+  groups = _groups([FinishedRun.read(workdir) for workdir in workdirs])
   count = sum(len(runs) for runs in groups.values())
   many = any(len(runs) > 1 for runs in groups.values())
-  lead = f'{count} runs of {len(groups)} configs.' + (' ± is one standard deviation over seeds.' if many else '')
+  lead = f'{count} runs of {len(groups)} config{"s" * (len(groups) > 1)}.'
+  lead += ' ± is one standard deviation over seeds.' if many else ''
   for run in (run for runs in groups.values() for run in runs if run.since):
     lead += f' {run.workdir} was evaluated at step {run.evaluation["step"]:,}{run.since}.'
-  return page.write(writable(out), 'compare', 'Runs side by side', lead, _comparison(groups))
+  return page.write(writable(out), 'compare', 'Comparison of runs', lead, _comparison(groups))
 
 
 # The sections of a report
 
 
-def _lead(run: Run) -> str:
+def _lead(run: FinishedRun) -> str:
   words = []
   if run.config:
     words.append(f'{run.config["model"]["name"]}, loss {run.config["loss"]["name"]}, seed {run.config["seed"]}')
@@ -126,11 +136,11 @@ def _lead(run: Run) -> str:
     init = run.config.get('init') if run.evaluation.get('step') == 0 else ''
     weights = 'an untrained encoder' if init == 'random' else f'the weights of {init}'
     of = weights if init else 'this checkpoint' if run.config else run.title
-    words.append(f'accuracies are of the {run.evaluation["features"]} features of {of}')
+    words.append(f'accuracies use the {run.evaluation["features"]} features of {of}')
   return '; '.join(words) + '.' if words else ''
 
 
-def _headline(run: Run) -> list[Section]:
+def _headline(run: FinishedRun) -> list[Section]:
   names = {'linear': f'linear ({run.evaluation.get("linear_protocol")}), %', 'linear_top5': 'linear, top-5, %'}
   names['finetune'] = f'{run.evaluation.get("finetune_protocol")}, %'
   label = lambda key: names.get(key) or _with_unit(key.replace('knn', 'kNN, k = ').replace('_top5', ', top-5'))
@@ -151,48 +161,46 @@ def _headline(run: Run) -> list[Section]:
 
 
 def _with_unit(name: str) -> str:
-  """Accuracies are percentages, correlations are not."""
+  """The name of an accuracy or a correlation, with its unit."""
   return f'Spearman, {name.removeprefix("spearman_")}, × 100' if name.startswith('spearman_') else f'{name}, %'
 
 
-def _training(run: Run) -> list[Section]:
+def _training(run: FinishedRun) -> list[Section]:
   if not any('loss' in row for row in run.rows):
     return []
   captions = {
-    'loss': 'The loss, a mean over the steps between two rows.',
-    'rate': 'The learning rate.',
-    'tau': 'The temperature, a mean over the positives.',
-    'positive': 'The mean similarity of positives.',
-    'accuracy': 'Accuracy on the test images, on the way.',
-    'correlation': 'The correlation with how alike people find sentences, a mean over the sets, on the way.',
-    'uniformity': 'The uniformity of the test images, lower is more uniform.',
-    'entropy': 'The entropy of the negatives as CACR weighs them; the most is the logarithm of their number.',
-    'gaps': 'How far the bounds of the supervised objective are from what they bound.',
+    'loss': 'Loss, averaged over the steps between two logged rows.',
+    'learning_rate': 'Learning rate.',
+    'temperature': 'Mean temperature of the positives.',
+    'positive_similarity': 'Mean similarity of the positives.',
+    'accuracy': 'Accuracy on the test images during training.',
+    'correlation': 'Correlation with human similarity scores during training, averaged over the sets.',
+    'uniformity': 'Uniformity of the test images; lower is more uniform.',
+    'entropy': 'Entropy of the negatives with the weights of CACR; at most the logarithm of their number.',
+    'gaps': 'Gaps of the two bounds of the balanced objective (Lee 2025).',
   }
   drawn = figures.training(run.rows)
   return [Section('Training', '', [Figure(name, captions[name], figure, small=True) for name, figure in drawn.items()])]
 
 
-def _similarities(run: Run) -> list[Section]:
+def _similarities(run: FinishedRun) -> list[Section]:
   parts, arrays = [], run.arrays
   if 'similarities_TP' in arrays:
     caption = (
-      'Similarities of two views of one image (true positives), of different images of one class (false negatives) and '
-      'of different classes (true negatives), and the temperature of the loss.'
+      'Similarities of two views of an image (true positives), of images of the same class (false negatives) and of '
+      'different classes (true negatives), with the temperature of the loss.'
     )
-    parts.append(Figure('temperature', caption, figures.temperatures(arrays)))
+    parts.append(Figure('similarities', caption, figures.similarities(arrays)))
   if 'penalty_edges' in arrays:
-    caption = 'Where the loss pushes: the lower the temperature, the more of it falls on the nearest negatives.'
+    caption = 'Distribution of the penalty: the lower the temperature, the more of it falls on the nearest negatives.'
     parts.append(Figure('penalties', caption, figures.penalties(arrays)))
   if 'separation_mean' in arrays:
-    caption = (
-      'Local separation: a positive stands clear of the nearest negatives where the first bar exceeds the others.'
-    )
+    caption = 'Local separation: the positive is separated from the nearest negatives if the first bar is the highest.'
     parts.append(Figure('separation', caption, figures.separation(arrays['separation_mean'], arrays['separation_std'])))
   return [Section('What the loss sees', '', parts)] if parts else []
 
 
-def _representation(run: Run) -> list[Section]:
+def _representation(run: FinishedRun) -> list[Section]:
   spaces = run.evaluation.get('measures', {})
   if not spaces:
     return []
@@ -203,16 +211,16 @@ def _representation(run: Run) -> list[Section]:
   ]
   both = ('uniformity', 'same_label_similarity')
   points = {name: [found[key] for key in both] for name, found in spaces.items() if all(key in found for key in both)}
-  parts = [Table(['', *spaces, 'what it is'], rows)]
+  parts = [Table(['', *spaces, 'meaning'], rows)]
   if points:
-    caption = 'Spread over the sphere against closeness within a class: up and to the right is better.'
+    caption = 'Uniformity against similarity within classes; up and to the right is better.'
     parts.append(Figure('uniformity_tolerance', caption, figures.uniformity_tolerance(points)))
   if 'map' in run.arrays:
     names = run.evaluation['classes']['names']
     drawn = figures.plane(*(run.arrays[k] for k in ('map', 'map_labels', 'map_shares')), names)
-    parts.append(Figure('map', 'Test features on their first two principal components, by class.', drawn))
+    parts.append(Figure('map', 'First two principal components of the test features, by class.', drawn))
   if 'neighbours' in run.arrays:
-    caption = 'A test image, then its nearest training images: blue of the same class, orange of another.'
+    caption = 'Test images, each with its nearest training images: blue if of the same class, otherwise orange.'
     drawn = figures.neighbours(run.arrays['neighbours'], run.arrays['neighbours_labels'])
     parts.append(Figure('neighbours', caption, drawn))
   return [Section('Representation', '', parts)]
@@ -222,7 +230,7 @@ def _measure(space: str, key: str, spaces: Mapping) -> str | Number:
   return Number(f'measures.{space}.{key}', spaces[space][key], '.4f') if key in spaces[space] else '–'
 
 
-def _classes(run: Run) -> list[Section]:
+def _classes(run: FinishedRun) -> list[Section]:
   table = run.evaluation.get('classes', {})
   kinds = [name for name in table if f'{name}_mistaken_for' in table]
   if not kinds:
@@ -245,11 +253,11 @@ def _classes(run: Run) -> list[Section]:
   thirds = [key for key in run.evaluation if key.endswith(('_head', '_middle', '_tail'))]
   if thirds:
     rows = [[key.replace('_', ', '), Number(key, run.evaluation[key])] for key in thirds]
-    parts.insert(1, Table(['third of the classes by training images', '%'], rows))
+    parts.insert(1, Table(['third of the classes, by number of training images', '%'], rows))
   return [Section('Worst classes', '', parts)]
 
 
-def _settings(run: Run) -> list[Section]:
+def _settings(run: FinishedRun) -> list[Section]:
   if not run.config:
     return []
   rows = [[key, json.dumps(value)] for key, value in flatten(run.config).items()]
@@ -259,17 +267,17 @@ def _settings(run: Run) -> list[Section]:
 # Several runs
 
 
-def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-  """Runs of one config, the seed apart, under a name that says in which keys it differs from the others."""
-  # A key that a run does not know yet says nothing: it is '' or of LATER.
-  whole = lambda run: LATER | run.settings if run.config else {}
-  configs = [{k: v for k, v in whole(run).items() if k != 'seed' and v != ''} for run in runs]
+def _groups(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
+  """Runs by config, regardless of the seed. The name of a group is the keys in which it differs from the others."""
+  settings = lambda run: run.settings if run.config else {}
+  # An empty value means the same as a key that an older run does not have.
+  configs = [{k: v for k, v in settings(run).items() if k != 'seed' and v != ''} for run in runs]
   keys = sorted(set().union(*configs))
-  known = [config for config in configs if config]  # features of unknown origin have none
-  differing = [k for k in keys if len({json.dumps(config.get(k)) for config in known}) > 1]
+  of_runs = [config for config in configs if config]  # features from a file have no config
+  differing = [k for k in keys if len({json.dumps(config.get(k)) for config in of_runs}) > 1]
   groups = {}
   for run, config in zip(runs, configs, strict=True):
-    if not run.config:  # features of unknown origin: nothing says what they share
+    if not run.config:  # features from a file: each is a group
       groups[str(run.workdir)] = [run]
       continue
     name = ', '.join(f'{k} = {config[k]}' for k in differing if k in config) or run.title
@@ -280,13 +288,13 @@ def _groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
   return groups
 
 
-def _comparison(configs: Mapping[str, Sequence[Run]]) -> list[Section]:
-  # Letters stand for the configs, whose names are too long for figures.
+def _comparison(configs: Mapping[str, Sequence[FinishedRun]]) -> list[Section]:
+  # The names of configs are too long for figures, which use letters.
   letters = [chr(ord('A') + i) if len(configs) <= 26 else str(i + 1) for i in range(len(configs))]
   groups = dict(zip(letters, configs.values(), strict=True))
 
-  def spread(pick: Callable[[Run], Mapping[str, float]], form: str, prefix: str):
-    """(the keys that any run has, {group: {key: Number}} with those that all of its runs have)"""
+  def spread(pick: Callable[[FinishedRun], Mapping[str, float]], form: str, prefix: str):
+    """(the keys of any run, {group: {key: Number}} with the keys that all runs of the group have)"""
     keys = list(dict.fromkeys(key for runs in groups.values() for run in runs for key in pick(run)))
     cells = {}
     for name, runs in groups.items():
@@ -303,7 +311,7 @@ def _comparison(configs: Mapping[str, Sequence[Run]]) -> list[Section]:
   ]
   parts = [Table(['', 'seeds', *map(_with_unit, keys), 'config'], rows)]
   if keys:
-    # The first that most of them have; of correlations their mean.
+    # The first one that most groups have; of correlations, the mean.
     most = max(keys, key=lambda key: (sum(key in cells[name] for name in letters), key == 'spearman_mean'))
     values = {name: (cells[name][most].value, cells[name][most].spread) for name in letters if most in cells[name]}
     parts.append(Figure('accuracy', f'{most}.', figures.dots(values, _with_unit(most))))
@@ -311,7 +319,7 @@ def _comparison(configs: Mapping[str, Sequence[Run]]) -> list[Section]:
     f'{name}, seed {run.config.get("seed")}': run.rows for name, runs in groups.items() for run in runs if run.rows
   }
   if logs:
-    parts.append(Figure('losses', 'The loss of every run.', figures.losses(logs)))
+    parts.append(Figure('losses', 'Loss of every run.', figures.losses(logs)))
   sections = [Section('Accuracy', '', parts)]
   measures = lambda run: run.evaluation.get('measures', {})
   both = ('uniformity', 'same_label_similarity')

@@ -1,8 +1,8 @@
-"""One per-device function, mapped over devices by pmap or by shard_map, with the same numbers either way.
+"""Maps a per-device function over devices by pmap or by shard_map, with the same numbers either way.
 
-A mapped function takes replicated arguments first and sharded ones after. Collectives inside it name `AXIS`. Under
-pmap each array has a leading device axis; under shard_map arrays are global and carry their sharding. `Devices` hides
-which.
+A mapped function takes replicated arguments first, then sharded ones. Collectives inside it use the axis `AXIS`. Under
+pmap, arrays have a leading device axis; under shard_map, they are global and carry their sharding. `Devices` hides the
+difference.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,34 +21,34 @@ AXIS = 'batch'
 
 
 def start(processes: int, cpu_devices: int) -> None:
-  """Before the first use of a device: splits a CPU into several, and joins the other hosts.
+  """Splits a CPU into several devices and joins the other processes. Call it before the first use of a device.
 
-  Where they are comes from the cluster (TPU, Slurm, MPI), or from JAX_COORDINATOR_ADDRESS, host:port of the first, and
-  JAX_PROCESS_ID, 0 for the first.
+  The cluster (TPU, Slurm, MPI) tells jax where the other processes are. Elsewhere, set JAX_COORDINATOR_ADDRESS to the
+  host:port of the first process and JAX_PROCESS_ID to 0, 1, ...
   """
   if cpu_devices > 1 and 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
     jax.config.update('jax_num_cpu_devices', cpu_devices)
   if processes > 1:
-    own = os.environ.get('JAX_PROCESS_ID')  # jax itself does not look for it
+    own = os.environ.get('JAX_PROCESS_ID')  # jax does not read it
     try:
       jax.distributed.initialize(**({} if own is None else dict(num_processes=processes, process_id=int(own))))
-    except ValueError as error:  # no cluster that it knows
+    except ValueError as error:  # not a cluster that jax knows
       raise ValueError(
-        f'parallel.processes = {processes}, but nothing says where the others are ({error}): set '
+        f'parallel.processes = {processes}, but the other processes are unknown ({error}): set '
         f'JAX_COORDINATOR_ADDRESS (host:port of the first) and JAX_PROCESS_ID (0 to {processes - 1}), or start under '
         'Slurm, MPI or on a TPU pod'
       ) from None
     if jax.process_count() != processes:
-      raise ValueError(f'parallel.processes = {processes}, but {jax.process_count()} joined: start one a host')
+      raise ValueError(f'parallel.processes = {processes}, but {jax.process_count()} joined: start one per host')
 
 
 def compile_faster(deterministic: bool) -> None:
-  """Before the first use of a device: keeps compiled programs between runs, and does without Triton's matrix products.
+  """Caches compiled programs between runs and disables Triton GEMMs. Call it before the first use of a device.
 
-  They are kept where JAX_COMPILATION_CACHE_DIR says or in ~/.cache/ssl_jax. On a GPU, trying Triton's kernels beside
-  cuBLAS's took half of the time before the first step and most of an evaluation's, for steps of the same speed (one
-  H200); XLA_FLAGS=--xla_gpu_enable_triton_gemm=true tries them all the same.
-  `deterministic` excludes GPU kernels that add in an order which changes from run to run.
+  The cache is JAX_COMPILATION_CACHE_DIR, or ~/.cache/ssl_jax. On an H200, autotuning Triton's kernels against cuBLAS
+  took half of the time before the first step and most of an evaluation, and the steps were not faster. To enable it,
+  set XLA_FLAGS=--xla_gpu_enable_triton_gemm=true. `deterministic` excludes GPU kernels whose order of summation changes
+  from run to run.
   """
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update('jax_compilation_cache_dir', str(pathlib.Path('~/.cache/ssl_jax').expanduser()))
@@ -58,7 +59,7 @@ def compile_faster(deterministic: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-  """The devices that share each batch, and how a function is mapped over them."""
+  """The devices that share each batch, and the way a function is mapped over them."""
 
   kind: str  # pmap or shard_map
   devices: tuple[jax.Device, ...]
@@ -68,38 +69,39 @@ class Devices:
     """All devices, or the first `count` of a single process."""
     devices = jax.devices()
     if count and jax.process_count() > 1:
-      raise ValueError(f'parallel.devices = {count}: with several processes each uses all of its devices, give 0')
+      raise ValueError(f'parallel.devices = {count} must be 0 with several processes: each uses all of its devices')
     if count > len(devices):
-      raise ValueError(f'parallel.devices = {count}: this machine has {len(devices)}, give at most that or 0 for all')
+      raise ValueError(f'parallel.devices = {count} must be at most {len(devices)}, the devices here, or 0 for all')
     return cls(kind, tuple(devices[: count or len(devices)]))
 
   @functools.cached_property
   def local(self) -> tuple[jax.Device, ...]:
+    """The devices of this process."""
     return tuple(d for d in self.devices if d.process_index == jax.process_index())
 
   @functools.cached_property
   def mesh(self) -> jax.sharding.Mesh:
     return jax.make_mesh((len(self.devices),), (AXIS,), devices=self.devices, axis_types=(AxisType.Auto,))
 
-  def replicate(self, tree):
+  def replicate(self, tree: Any) -> Any:
     """Host values -> one copy on each device."""
     if self.kind == 'pmap':
       return jax.tree.map(lambda x: self._stack([np.asarray(x)] * len(self.local)), tree)
     return jax.tree.map(lambda x: self._global(np.asarray(x), P()), tree)
 
-  def unreplicate(self, tree):
+  def unreplicate(self, tree: Any) -> Any:
     """One copy of a replicated value, as numpy arrays."""
     one = jax.device_get(jax.tree.map(lambda x: x.addressable_shards[0].data, tree))
     return jax.tree.map(lambda x: x[0], one) if self.kind == 'pmap' else one
 
-  def shard(self, tree):
-    """This process's part of a batch, along the first axis -> each device's part of it."""
+  def shard(self, tree: Any) -> Any:
+    """This process's part of a batch -> one shard per device, along the first axis."""
     if self.kind == 'pmap':
       return jax.tree.map(lambda x: self._stack(np.split(x, len(self.local))), tree)
     return jax.tree.map(lambda x: self._global(x, P(AXIS)), tree)
 
-  def unshard(self, tree):
-    """A sharded result of this process's devices, joined along the first axis, as numpy arrays."""
+  def unshard(self, tree: Any) -> Any:
+    """The shards of this process's devices, concatenated along the first axis, as numpy arrays."""
 
     def join(x):
       shards = sorted(x.addressable_shards, key=lambda s: s.index[0].start or 0)
@@ -108,18 +110,20 @@ class Devices:
 
     return jax.tree.map(join, tree)
 
-  def map(self, fn: Callable, *, replicated: int, sharded: int = 1, out='replicated', donate: tuple[int, ...] = ()):
-    """`fn` over the devices: the first `replicated` arguments as copies, the next `sharded` ones in parts."""
+  def map(
+    self, fn: Callable, *, replicated: int, sharded: int = 1, out: str = 'replicated', donate: tuple[int, ...] = ()
+  ) -> Callable:
+    """`fn` mapped over the devices: the first `replicated` arguments are copies, the next `sharded` ones are shards."""
     if self.kind == 'pmap':
       return jax.pmap(fn, AXIS, devices=self.devices, donate_argnums=donate)
     specs = (P(),) * replicated + (P(AXIS),) * sharded
     out_specs = P() if out == 'replicated' else P(AXIS)
-    # check_vma=False: the update averages gradients itself; under True they would be summed once more, silently.
+    # check_vma=False: the update averages gradients itself; True would silently sum them once more.
     mapped = jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
     return jax.jit(mapped, donate_argnums=donate)
 
   def _stack(self, parts):
-    """One array a local device, under a leading device axis: the form that pmap takes."""
+    """One array per local device -> one array with a leading device axis, as pmap takes it."""
     mesh = jax.sharding.Mesh(np.array(self.local), (AXIS,))
     placed = [jax.device_put(part[None], device) for part, device in zip(parts, self.local, strict=True)]
     shape = (len(placed), *placed[0].shape[1:])

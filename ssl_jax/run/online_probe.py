@@ -1,4 +1,4 @@
-"""A linear classifier that learns beside the encoder, of which the encoder learns nothing (`config.probe`)."""
+"""A linear classifier that learns beside the encoder and sends no gradient to it (`config.online_probe`)."""
 
 import dataclasses
 from typing import Any
@@ -13,21 +13,21 @@ from ssl_jax.run.optimizers import for_strict_promotion
 
 
 @dataclasses.dataclass(frozen=True)
-class Probe:
-  """Softmax regression on the features that evaluations see, by Adam, one step a training step.
+class OnlineProbe:
+  """Softmax regression on the features that evaluations use: one step of Adam per training step.
 
-  It costs a forward pass of one view. `labels` are those of all training images, [n].
+  It costs one forward pass of one view. `labels` [n] are those of all training images.
   """
 
   labels: np.ndarray
-  rate: float
+  learning_rate: float
 
   @property
   def optimizer(self) -> optax.GradientTransformation:
-    return for_strict_promotion(optax.adam(self.rate))
+    return for_strict_promotion(optax.adam(self.learning_rate))
 
   def init(self, width: int) -> dict[str, Any]:
-    """Its part of a run's state, for features [b, width]."""
+    """The probe's part of a run's state, for features [b, width]."""
     classes = int(self.labels.max()) + 1
     weights = {'kernel': jnp.zeros((width, classes)), 'bias': jnp.zeros(classes)}
     return {'weights': weights, 'optimizer': self.optimizer.init(weights)}
@@ -35,7 +35,7 @@ class Probe:
   def update(
     self, state: dict[str, Any], features: jax.Array, index: jax.Array, axis_name: str | None = None
   ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-    """One step on this device's features [b, width] of the training images `index` [b]; and what to watch."""
+    """One step on this device's features [b, width] of the training images `index` [b]: the next state, and metrics."""
     features, labels = lax.stop_gradient(features.astype(jnp.float32)), jnp.asarray(self.labels, jnp.int32)[index]
 
     def loss_fn(weights):
@@ -43,14 +43,15 @@ class Probe:
       loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
       return loss, 100.0 * jnp.mean(jnp.argmax(logits, axis=1) == labels)
 
-    (loss, right), grads = jax.value_and_grad(loss_fn, has_aux=True)(state['weights'])
+    (loss, accuracy), grads = jax.value_and_grad(loss_fn, has_aux=True)(state['weights'])
     if axis_name:
-      loss, right, grads = lax.pmean((loss, right, grads), axis_name)
+      loss, accuracy, grads = lax.pmean((loss, accuracy, grads), axis_name)
     updates, optimizer = self.optimizer.update(grads, state['optimizer'], state['weights'])
     weights = optax.apply_updates(state['weights'], updates)
-    return {'weights': weights, 'optimizer': optimizer}, {'probe_loss': loss, 'probe_train': right}
+    metrics = {'online_probe_loss': loss, 'online_probe_train': accuracy}
+    return {'weights': weights, 'optimizer': optimizer}, metrics
 
 
 def scores(weights: dict[str, jax.Array], features: jax.Array) -> jax.Array:
-  """[b, width] -> [b, classes]"""
+  """The logits of features.  [b, width] -> [b, classes]"""
   return features @ weights['kernel'] + weights['bias'][None, :]

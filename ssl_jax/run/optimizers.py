@@ -1,79 +1,103 @@
-"""Optimisers, learning-rate schedules, and which parameters they leave alone."""
+"""Optimizers, learning-rate schedules, and which parameters weight decay leaves alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from ssl_jax.registry import require_choice
 
-def peak_rate(optimizer: Mapping, batch_size: int) -> float:
-  """The learning rate at its highest: as given, ·batch/256 (linear), or ·sqrt(batch) (sqrt)."""
-  scale = {'none': 1.0, 'linear': batch_size / 256, 'sqrt': batch_size**0.5}[optimizer['scaling']]
-  return optimizer['learning_rate'] * scale
+Mask = Callable[[Any], Any]  # params -> a tree of booleans
+
+# `optimizer.scaling`: the factor of the learning rate at a batch size.
+SCALINGS: dict[str, Callable[[int], float]] = {
+  'none': lambda batch_size: 1.0,
+  'linear': lambda batch_size: batch_size / 256,
+  'sqrt': lambda batch_size: batch_size**0.5,
+}
+
+# `optimizer.schedule`: (peak, steps after warm-up, {step after warm-up: factor}) -> schedule.
+SCHEDULES: dict[str, Callable[[float, int, dict[int, float]], optax.Schedule]] = {
+  'cosine': lambda peak, steps, drops: optax.cosine_decay_schedule(peak, steps),
+  'linear': lambda peak, steps, drops: optax.linear_schedule(peak, 0.0, steps),
+  'step': lambda peak, steps, drops: optax.piecewise_constant_schedule(peak, drops),
+  'constant': lambda peak, steps, drops: optax.constant_schedule(peak),
+}
 
 
-def rate(optimizer: Mapping, *, batch_size: int, steps_per_epoch: int, total_steps: int) -> optax.Schedule:
-  """step -> learning rate: linear warm-up, then a cosine or a line to zero, steps at the milestones, or constant."""
-  peak = peak_rate(optimizer, batch_size)
+def check(optimizer: Mapping) -> None:
+  """Refuses an unknown name in the config's `optimizer` section."""
+  for key, table in {'name': OPTIMIZERS, 'scaling': SCALINGS, 'schedule': SCHEDULES}.items():
+    require_choice(f'optimizer.{key}', optimizer[key], table)
+
+
+def peak_learning_rate(optimizer: Mapping, batch_size: int) -> float:
+  """The highest learning rate of a run: `optimizer.learning_rate`, scaled with the batch size."""
+  check(optimizer)
+  return optimizer['learning_rate'] * SCALINGS[optimizer['scaling']](batch_size)
+
+
+def learning_rate(optimizer: Mapping, *, batch_size: int, steps_per_epoch: int, total_steps: int) -> optax.Schedule:
+  """step -> learning rate: linear warm-up from zero, then the config's schedule."""
+  peak = peak_learning_rate(optimizer, batch_size)
   warmup = round(optimizer['warmup_epochs'] * steps_per_epoch)
   if warmup >= total_steps and warmup:
     raise ValueError(
       f'optimizer.warmup_epochs = {optimizer["warmup_epochs"]} is {warmup} steps, and the run has {total_steps}: '
       'set it to 0, or make the run longer'
     )
-  if optimizer['schedule'] == 'cosine':
-    after = optax.cosine_decay_schedule(peak, total_steps - warmup)
-  elif optimizer['schedule'] == 'linear':
-    after = optax.linear_schedule(peak, 0.0, total_steps - warmup)
-  elif optimizer['schedule'] == 'step':
-    boundaries = {round(m * steps_per_epoch) - warmup: optimizer['decay'] for m in optimizer['milestones']}
-    after = optax.piecewise_constant_schedule(peak, boundaries)
-  else:
-    after = optax.constant_schedule(peak)
-  schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), after], [warmup]) if warmup else after
+  drops = {round(epoch * steps_per_epoch) - warmup: optimizer['decay'] for epoch in optimizer['milestones']}
+  schedule = SCHEDULES[optimizer['schedule']](peak, total_steps - warmup, drops)
+  if warmup:
+    schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), schedule], [warmup])
   return lambda step: schedule(jnp.asarray(step, jnp.float32))  # optax mixes the step with floats
 
 
-def decayed(params):
+def decayed(params: Any) -> Any:
   """True for weights; False for biases, norms and scalars, which have fewer than two dimensions."""
   return jax.tree.map(lambda p: jnp.ndim(p) > 1, params)
 
 
 def _learned(params):
-  """True for all but a learned temperature, which no decay should pull to 1, and a ViT's frozen patch projection."""
-  left_alone = lambda path: any(getattr(part, 'key', None) in ('temperature', 'patch_embed') for part in path)
-  return jax.tree_util.tree_map_with_path(lambda path, _: not left_alone(path), params)
+  """False for a learned temperature, which decay would pull to 1, and for a ViT's frozen patch projection."""
+  exempt = lambda path: any(getattr(part, 'key', None) in ('temperature', 'patch_embed') for part in path)
+  return jax.tree_util.tree_map_with_path(lambda path, _: not exempt(path), params)
 
 
-def _decay_mask(exempt: bool):
+def _decay_mask(optimizer: Mapping) -> Mask:
   both = lambda params: jax.tree.map(lambda a, b: a and b, decayed(params), _learned(params))
-  return both if exempt else _learned
+  return both if optimizer['exempt'] else _learned
 
 
-def lars(schedule: optax.Schedule, *, momentum: float, weight_decay: float, exempt: bool, trust: float = 0.001):
-  """LARS (You et al. 2017), as optax has it: each weight's step is scaled by trust·|w| / |g + decay·w|.
-
-  The paper's own denominator is |g| + decay·|w|, the same but for a large decay.
-  """
-  ratio = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust), _decay_mask(exempt))
-  # The momentum gathers updates that already carry their rate, as in the paper and in optax.lars.
+def sgd(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
+  """torch's SGD: decay is added to the gradient, momentum accumulates it, the learning rate comes last."""
   return optax.chain(
-    optax.add_decayed_weights(weight_decay, _decay_mask(exempt)),
-    ratio,
+    optax.add_decayed_weights(optimizer['weight_decay'], _decay_mask(optimizer)),
+    optax.trace(optimizer['momentum']),
     optax.scale_by_learning_rate(schedule),
-    optax.trace(momentum),
   )
 
 
-def sgd(schedule: optax.Schedule, *, momentum: float, weight_decay: float, exempt: bool):
-  """torch's SGD: the decay joins the gradient, the momentum gathers it, the rate comes last."""
-  decay = optax.add_decayed_weights(weight_decay, _decay_mask(exempt))
-  return optax.chain(decay, optax.trace(momentum), optax.scale_by_learning_rate(schedule))
+def lars(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
+  """LARS (You et al. 2017): each weight's step is scaled by 0.001·|w| / |g + decay·w|.
+
+  The paper's denominator is |g| + decay·|w|, which differs only if the decay is large.
+  """
+  mask = _decay_mask(optimizer)
+  return optax.lars(schedule, optimizer['weight_decay'], mask, trust_ratio_mask=mask, momentum=optimizer['momentum'])
+
+
+def adamw(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
+  """torch's AdamW: decay is decoupled from the gradient."""
+  b1, b2 = optimizer['betas']
+  decay = dict(weight_decay=optimizer['weight_decay'], mask=_decay_mask(optimizer))
+  return for_strict_promotion(optax.adamw(schedule, b1=b1, b2=b2, **decay))
 
 
 def for_strict_promotion(adam: optax.GradientTransformation) -> optax.GradientTransformation:
-  """optax's Adams raise a float to an integer to correct their bias: this one does where that is forbidden, too."""
+  """`adam`, also under strict dtype promotion: optax raises a float to an integer power for the bias correction."""
 
   def update(grads, state, params=None):
     with jax.numpy_dtype_promotion('standard'):
@@ -82,14 +106,16 @@ def for_strict_promotion(adam: optax.GradientTransformation) -> optax.GradientTr
   return optax.GradientTransformation(adam.init, update)
 
 
+OPTIMIZERS: dict[str, Callable[[Mapping, optax.Schedule], optax.GradientTransformation]] = {
+  'sgd': sgd,
+  'lars': lars,
+  'adamw': adamw,
+}
+
+
 def create(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """The optimiser of the config's `optimizer` section."""
-  decay, exempt = optimizer['weight_decay'], optimizer['exempt']
-  if optimizer['name'] == 'adamw':
-    b1, b2 = optimizer['betas']
-    made = for_strict_promotion(optax.adamw(schedule, b1=b1, b2=b2, weight_decay=decay, mask=_decay_mask(exempt)))
-  else:
-    make = {'sgd': sgd, 'lars': lars}[optimizer['name']]
-    made = make(schedule, momentum=optimizer['momentum'], weight_decay=decay, exempt=exempt)
-  # The others' states have no place for a clip, and runs that go on have theirs saved.
+  """The optimizer of the config's `optimizer` section."""
+  check(optimizer)
+  made = OPTIMIZERS[optimizer['name']](optimizer, schedule)
+  # Without clipping there is no chain: the optimizer states of earlier checkpoints have no place for it.
   return optax.chain(optax.clip_by_global_norm(optimizer['clip']), made) if optimizer['clip'] else made

@@ -1,24 +1,48 @@
-"""A workdir belongs to one run: who owns it, who writes in it, and files that are written whole or not at all."""
+"""A workdir belongs to one run: who may use it, one trainer at a time, and atomic writes."""
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from ssl_jax.config import difference
+from ssl_jax.config import HARMLESS, difference
 
 try:
   import fcntl
 except ImportError:  # Windows
   fcntl = None
 
+LONGEST_NAME = 80  # characters of a default workdir's name
+FOUND = ('images', 'words')  # keys of an identity's `data` that no config has: known once the data is loaded
+
+
+def default(config_file: str, overrides: Sequence[str] = ()) -> pathlib.Path:
+  """The workdir of a command without --workdir: runs/NAME, from the config file, its options and the flags.
+
+  Keys that do not change what a run computes are left out, so that every mode finds the same workdir.
+
+  >>> str(default('configs/cifar10.py:dystress,seed=1', ['log.every_steps=5', 'ema=0.9']))
+  'runs/cifar10_dystress_seed=1_ema=0.9'
+  """
+  file, _, options = config_file.partition(':')
+  options = re.split(r',(?![^(\[{]*[)\]}])', options)  # not at a comma inside brackets
+  harmless = lambda text: any(re.match(rf'{re.escape(key)}[.=]', text) for key in HARMLESS)
+  parts = [part for part in (*options, *sorted(overrides)) if part and not harmless(part)]
+  full = '_'.join([pathlib.Path(file).stem, *parts])
+  name = re.sub(r'[^\w.=+-]+', '-', full, flags=re.ASCII)
+  if len(name) > LONGEST_NAME:
+    name = f'{name[: LONGEST_NAME - 9]}-{hashlib.sha256(full.encode()).hexdigest()[:8]}'
+  return pathlib.Path('runs', name)
+
 
 def writable(workdir: str | os.PathLike) -> pathlib.Path:
-  """The directory, made where it was not, or an error that says why it cannot be written."""
+  """The absolute path of a directory, created if needed; a ValueError if it cannot be written."""
   workdir = pathlib.Path(workdir).expanduser().absolute()
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -30,37 +54,39 @@ def writable(workdir: str | os.PathLike) -> pathlib.Path:
     ) from None
 
 
+def newest_step(workdir: str | os.PathLike) -> int | None:
+  """The step of the newest complete checkpoint of a workdir, if there is one."""
+  names = [path.name for path in (pathlib.Path(workdir).expanduser() / 'checkpoints').glob('*')]
+  return max((int(name) for name in names if name.isdigit()), default=None)  # incomplete ones have other names
+
+
 def saved(workdir: str | os.PathLike) -> bool:
   """Whether a workdir has a checkpoint."""
-  folder = pathlib.Path(workdir).expanduser() / 'checkpoints'
-  return any(step.name.isdigit() for step in folder.glob('*'))  # other names are of what is not whole yet
+  return newest_step(workdir) is not None
 
 
-def check(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
-  """The workdir, or an error where another run has it; a run that has saved nothing yet has no claim to it."""
-  workdir = writable(workdir)
-  check_own(workdir, config)
-  return workdir
+def check(workdir: str | os.PathLike, identity: Mapping, *, trains: bool = False) -> pathlib.Path:
+  """The absolute path of the workdir, created if needed; a ValueError if this run may not use it.
 
-
-def check_own(workdir: str | os.PathLike, config: dict) -> None:
-  """Refuses a workdir that holds the run of another config, and makes nothing."""
-  known = saved(workdir) and (pathlib.Path(workdir).expanduser() / 'config.json').exists()
-  if known and (differs := difference(read_config(workdir), config)):
-    raise ValueError(f'--workdir={str(workdir)!r} holds a run of another config ({differs}): give another directory')
-
-
-def check_unjudged(workdir: str | os.PathLike) -> None:
-  """Refuses to train where features or weights of other origin were judged: their numbers would pass for the run's."""
-  if not saved(workdir) and (pathlib.Path(workdir).expanduser() / 'evaluation.json').exists():
-    raise ValueError(
-      f'--workdir={str(workdir)!r} holds an evaluation of other weights (evaluation.json): give another directory'
-    )
+  A workdir belongs to the run that saved its newest checkpoint. Without a checkpoint it is free, except that a run
+  which `trains` must not mix with an evaluation of other weights or features. `identity` is `Run.identity`, or the
+  config as a dict if the data is not loaded.
+  """
+  folder = pathlib.Path(workdir).expanduser()
+  refuse = lambda why: ValueError(f'--workdir={str(workdir)!r} holds {why}: give another directory')
+  if (step := newest_step(folder)) is not None:
+    owner = read_json(folder / 'checkpoints' / str(step) / 'config' / 'metadata')  # as orbax lays it out
+    data = {key: x for key, x in owner['data'].items() if key in identity['data'] or key not in FOUND}
+    if differs := difference({**owner, 'data': data}, identity):
+      raise refuse(f'a run of another config ({differs})')
+  elif trains and (folder / 'evaluation.json').exists():
+    raise refuse('an evaluation of other weights (evaluation.json)')
+  return writable(workdir)
 
 
 @contextlib.contextmanager
-def alone(workdir: str | os.PathLike) -> Iterator[None]:
-  """Refuses a workdir that another process trains in; whatever ends this one lets go of it."""
+def locked(workdir: str | os.PathLike) -> Iterator[None]:
+  """Refuses a workdir that another process trains in. The lock ends with the process, however that ends."""
   if fcntl is None or jax.process_index() > 0:
     yield
     return
@@ -70,7 +96,7 @@ def alone(workdir: str | os.PathLike) -> Iterator[None]:
       fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       raise ValueError(
-        f'--workdir={str(workdir)!r} is being trained in by another process: wait, or give another'
+        f'--workdir={str(workdir)!r} is in use by another training process: wait for it, or give another directory'
       ) from None
     except OSError:  # a file system without locks
       pass
@@ -79,9 +105,9 @@ def alone(workdir: str | os.PathLike) -> Iterator[None]:
     os.close(folder)
 
 
-def claim(workdir: str | os.PathLike, config: dict) -> pathlib.Path:
-  """Makes the workdir this run's own: writes config.json."""
-  workdir = check(workdir, config)
+def claim(workdir: str | os.PathLike, config: Mapping) -> pathlib.Path:
+  """Writes the config.json that names the run of a workdir, and returns the workdir's absolute path."""
+  workdir = writable(workdir)
   if jax.process_index() == 0:
     write_text(workdir / 'config.json', json.dumps(config, indent=2) + '\n')
   return workdir
@@ -91,32 +117,33 @@ def read_config(workdir: str | os.PathLike) -> dict:
   """The config of the run in a workdir."""
   file = pathlib.Path(workdir).expanduser() / 'config.json'
   if not file.exists():
-    raise ValueError(f'--workdir={str(workdir)!r} holds no run (no config.json): train there first')
+    raise ValueError(f'--workdir={str(workdir)!r} does not hold a run (no config.json): train there first')
   return read_json(file)
 
 
 def read_json(file: pathlib.Path) -> dict:
-  """What a file of this project's own making holds, or an error that names it."""
+  """The content of a JSON file that this project wrote; a ValueError that names it if it is damaged."""
   try:
-    found = json.loads(file.read_text())
-    if not isinstance(found, dict):
-      raise ValueError('no mapping')
-    return found
-  except ValueError as error:  # of the text, or of its characters
-    raise ValueError(f'{file} cannot be read ({reason(error)}): mend it, or remove it') from error
+    content = json.loads(file.read_text())
+    if not isinstance(content, dict):
+      raise ValueError('not a mapping')
+    return content
+  except (ValueError, FileNotFoundError) as error:
+    raise ValueError(f'{file} cannot be read ({reason(error)}): fix it, or remove it') from error
 
 
 def reason(error: Exception) -> str:
-  """What an error says, in a line."""
+  """The first line of an error's message."""
   return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def write_text(file: pathlib.Path, text: str) -> None:
+  """Writes a text file completely or not at all."""
   write_bytes(file, text.encode())
 
 
 def write_bytes(file: pathlib.Path, data: bytes) -> None:
-  """Writes a file whole or not at all."""
+  """Writes a file completely or not at all."""
   part = file.with_name(file.name + '.part')
   try:
     part.write_bytes(data)

@@ -1,4 +1,4 @@
-"""The embedded set: the same bytes everywhere, balanced, and not to be classified by its raw pixels."""
+"""The embedded set has the same bytes everywhere, is balanced, and is hard to classify from raw pixels."""
 
 import hashlib
 
@@ -56,7 +56,7 @@ def test_no_image_occurs_twice_within_or_across_splits_and_seeds(splits):
 
 @pytest.mark.parametrize('name', embedded.CLASSES)
 def test_a_shape_has_about_unit_radius_and_unit_slope(name):
-  """So that size and place are what `radius` and `slack` say, and the antialiased edge is about a pixel wide."""
+  """So that `radius` and `slack` determine size and position, and the antialiased edge is about one pixel wide."""
   step = 1 / 64
   y, x = np.meshgrid(*[np.arange(-1.5, 1.5, step, dtype=np.float32)] * 2, indexing='ij')
   distance = embedded._SHAPES[name](x, y)
@@ -68,8 +68,8 @@ def test_a_shape_has_about_unit_radius_and_unit_slope(name):
 
 
 @pytest.mark.parametrize('label', range(len(embedded.CLASSES)))
-def test_the_background_does_not_tell_the_class(splits, label):
-  """The corners show background: their mean colour in a class is that of the set, within five standard errors."""
+def test_the_background_is_independent_of_the_class(splits, label):
+  """The corners show background: their mean color in a class is that of the set, within five standard errors."""
   images, labels = splits['train']
   corners = images[:, [0, 0, -1, -1], [0, -1, 0, -1]].mean(axis=1)
   chosen = corners[labels == label]
@@ -78,8 +78,8 @@ def test_the_background_does_not_tell_the_class(splits, label):
 
 
 @pytest.mark.parametrize('label', range(len(embedded.CLASSES)))
-def test_either_contrast_occurs_in_each_class(splits, label):
-  """The middle, where most shapes lie, is lighter than the corners in about half of the images."""
+def test_both_signs_of_the_contrast_occur_in_each_class(splits, label):
+  """The middle, where most shapes are, is lighter than the corners in about half of the images."""
   images, labels = splits['train']
   light = images[labels == label].astype(np.float32).mean(axis=3)
   middle, corners = light[:, 12:20, 12:20].mean(axis=(1, 2)), light[:, [0, 0, -1, -1], [0, -1, 0, -1]].mean(axis=1)
@@ -104,11 +104,11 @@ def test_raw_pixels_classify_poorly(splits):
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
-    (dict(split='valid'), "split='valid' is not in the embedded set: use one of train, test"),
-    (dict(split='train', size=-1), 'size=-1 is not a number of images'),
-    (dict(split='train', seed=-1), 'seed=-1 cannot key the stream'),
+    (dict(split='valid'), "split = 'valid' is not a valid choice: give one of train, test"),
+    (dict(split='train', size=-1), 'size = -1 must be at least 0'),
+    (dict(split='train', seed=-1), 'seed = -1 must be at least 0'),
   ],
 )
-def test_bad_arguments_are_named(arguments, message):
+def test_invalid_arguments_are_rejected(arguments, message):
   with pytest.raises(ValueError, match=message):
     embedded.generate(**arguments)

@@ -8,7 +8,7 @@ from tests.test_train import tiny
 
 CIFAR10 = np.repeat(np.arange(10, dtype=np.int32), 5000)
 CIFAR100 = np.repeat(np.arange(100, dtype=np.int32), 500)
-IMAGENET = np.repeat(np.arange(1000, dtype=np.int32), [1300] * 895 + [732] * 105)  # the sizes of its 895 full classes
+IMAGENET = np.repeat(np.arange(1000, dtype=np.int32), [1300] * 895 + [732] * 105)  # 895 classes have the full size
 
 RULES = {
   'exponential_tail': lambda labels, seed: imbalance.exponential_tail(labels, 0.01, seed=seed),
@@ -50,7 +50,7 @@ def test_exponential_tail_has_the_size_of_cifar100_lt():
 def test_exponential_tail_takes_n_max_and_never_more_than_there_is():
   labels = np.repeat([0, 1, 2], [100, 4, 100])
   kept = imbalance.exponential_tail(labels, 0.25, n_max=80, seed=0)
-  assert np.bincount(labels[kept]).tolist() == [80, 4, 20]  # the law asks for 40 of class 1
+  assert np.bincount(labels[kept]).tolist() == [80, 4, 20]  # class 1 would keep 40
   assert len(imbalance.exponential_tail(labels, 1.0, seed=0)) == 204
 
 
@@ -118,16 +118,16 @@ def test_uniform_ignores_the_classes():
 @pytest.mark.parametrize(
   ('call', 'message'),
   [
-    (lambda: imbalance.exponential_tail(CIFAR10, 0.0, seed=0), r'ratio is 0\.0'),
-    (lambda: imbalance.exponential_tail(CIFAR10, 100, seed=0), 'ratio is 100'),
-    (lambda: imbalance.linear_imbalance(np.full(5, -1), seed=0), 'labels are missing'),
-    (lambda: imbalance.linear_imbalance(None, seed=0), 'labels are missing'),
-    (lambda: imbalance.pareto(CIFAR10, n_max=6000, n_min=5, total=9_000, seed=0), 'n_max is 6000'),
-    (lambda: imbalance.pareto(CIFAR10, n_max=1000, n_min=5, total=9_000, seed=0), 'total is 9000'),
-    (lambda: imbalance.uniform(CIFAR10, 50_001, seed=0), 'total is 50001'),
+    (lambda: imbalance.exponential_tail(CIFAR10, 0.0, seed=0), r'^ratio = 0\.0 must be'),
+    (lambda: imbalance.exponential_tail(CIFAR10, 100, seed=0), '^ratio = 100 must be'),
+    (lambda: imbalance.linear_imbalance(np.full(5, -1), seed=0), '^labels must be whole numbers'),
+    (lambda: imbalance.linear_imbalance(None, seed=0), '^labels must be whole numbers'),
+    (lambda: imbalance.pareto(CIFAR10, n_max=6000, n_min=5, total=9_000, seed=0), '^n_max = 6000 must be lower'),
+    (lambda: imbalance.pareto(CIFAR10, n_max=1000, n_min=5, total=9_000, seed=0), r'^total = 9000 must be in \['),
+    (lambda: imbalance.uniform(CIFAR10, 50_001, seed=0), '^total = 50001 must be from 1 to the 50000 images'),
   ],
 )
-def test_impossible_wishes_are_refused_in_one_line(call, message):
+def test_impossible_parameters_are_rejected_in_one_line(call, message):
   with pytest.raises(ValueError, match=message) as error:
     call()
   assert '\n' not in str(error.value)
@@ -140,39 +140,42 @@ def test_impossible_wishes_are_refused_in_one_line(call, message):
       dict(name='exponential_tial', ratio=0.1),
       "imbalance.name = 'exponential_tial' .* did you mean 'exponential_tail'",
     ),
-    (dict(name='uniform', totl=3), "imbalance.totl = 3 is no parameter of 'uniform': did you mean 'total'"),
-    (dict(name='exponential_tail'), "imbalance.ratio is missing: 'exponential_tail' needs it"),
-    (dict(name='exponential_tail', ratio=0.0), r'imbalance.ratio = 0.0 is out of range: .* \(0, 1\]'),
+    (dict(name='uniform', totl=3), "imbalance.totl = 3 is not a parameter of 'uniform': did you mean 'total'"),
+    (dict(name='exponential_tail'), "imbalance.ratio is missing: 'exponential_tail' needs ratio"),
+    (dict(name='exponential_tail', ratio=0.0), r'imbalance.ratio = 0.0 must be .* \(0, 1\]'),
+    (dict(name='exponential_tail', ratio='a tenth'), "imbalance.ratio = 'a tenth' must be"),
+    (dict(name='pareto', n_max=8, n_min=9), 'imbalance.n_min = 9 must be at most n_max = 8'),
+    (dict(name='uniform', total=50_001), 'imbalance.total = 50001 must be from 1 to the 50000 images'),
   ],
 )
-def test_a_wrong_section_is_refused_in_one_line(spec, message):
+def test_a_wrong_section_is_rejected_in_one_line(spec, message):
   with pytest.raises(ValueError, match=message):
     imbalance.create(spec)(CIFAR10)
 
 
-def test_a_config_s_rule_thins_the_training_images_alone(tmp_path):
-  whole = builder.prepare(tiny(tmp_path))
+def test_the_rule_of_a_config_reduces_only_the_training_images(tmp_path):
+  whole = builder.build(tiny(tmp_path))
   chosen = tiny(tmp_path, imbalance=dict(name='linear_imbalance'), batch_size=16)
-  thinned = builder.prepare(chosen)
+  thinned = builder.build(chosen)
   np.testing.assert_array_equal(np.bincount(whole.train.labels), [16] * 4)
   np.testing.assert_array_equal(np.bincount(thinned.train.labels), [4, 8, 12, 16])
   kept = imbalance.linear_imbalance(whole.train.labels, seed=0)
   np.testing.assert_array_equal(thinned.train.items, whole.train.items[kept])
-  np.testing.assert_array_equal(thinned.test.items, whole.test.items)
+  np.testing.assert_array_equal(thinned.eval_test.items, whole.eval_test.items)
   assert imbalance.create(dict(name='none')) is None
 
 
-def test_evaluations_learn_from_the_kept_images_or_from_all(tmp_path):
-  """Of four classes of 16, cacr's exponential rule leaves the first none."""
+def test_evaluations_use_the_kept_training_images_or_all(tmp_path):
+  """Of four classes of 16 images, the exponential rule of CACR removes the first."""
   settings = dict(imbalance=dict(name='exponential_imbalance'), batch_size=16)
-  kept = builder.prepare(tiny(tmp_path, **settings))
-  assert kept.known is kept.train
+  kept = builder.build(tiny(tmp_path, **settings))
+  assert kept.eval_train is kept.train
   np.testing.assert_array_equal(np.bincount(kept.train.labels), [0, 2, 5, 16])
   with pytest.raises(ValueError, match=r"imbalance.name = 'exponential_imbalance' keeps no image of the classes \[0\]"):
     Evaluator(kept)
-  everything = builder.prepare(tiny(tmp_path, **settings, **{'eval.train_images': 'all'}))
+  everything = builder.build(tiny(tmp_path, **settings, **{'eval.train_images': 'all'}))
   np.testing.assert_array_equal(np.bincount(everything.train.labels), [0, 2, 5, 16])
-  np.testing.assert_array_equal(np.bincount(everything.known.labels), [16] * 4)
+  np.testing.assert_array_equal(np.bincount(everything.eval_train.labels), [16] * 4)
   evaluator = Evaluator(everything)
   spaces, labels = evaluator.spaces(everything.devices.replicate(everything.initial_state()))
   assert len(spaces['backbone'].train) == len(labels.train) == 64 and len(spaces['backbone'].test) == 16

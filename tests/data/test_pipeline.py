@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image, JpegImagePlugin
 
-from ssl_jax.data import augment, pipeline, sources
+from ssl_jax.data import image_ops, pipeline, sources
 from tests.data import REAL, needs_real_data
 
 
 def coordinates(k, height=60, width=80):
-  """An image whose channels are (column, row, k), so that a crop tells where it was taken from."""
+  """An image with channels (column, row, k), so that a crop shows its position."""
   rows, columns = np.mgrid[:height, :width].astype(np.uint8)
   return np.stack([columns, rows, np.full_like(rows, k)], -1)
 
@@ -36,7 +36,7 @@ def single(groups):
 
 
 def collect(data, **settings):
-  """The batches, of views of one size."""
+  """The batches, with views of one size."""
   settings = dict(seed=3, batch_size=4, total_steps=5, crops=[CROP] * 2) | settings
   with contextlib.closing(pipeline.batches(data, **settings)) as iterator:
     return [{**batch, 'images': single(batch['images'])} for batch in iterator]
@@ -60,7 +60,7 @@ def test_order_is_a_permutation_of_seed_and_epoch():
 
 
 def test_an_epoch_visits_images_in_order_and_drops_the_last_few():
-  batches = collect(source(10))  # two whole batches of 4 an epoch, so 5 steps are two epochs and a half
+  batches = collect(source(10))  # two full batches of 4 per epoch: 5 steps are two epochs and a half
   visited = np.concatenate([batch['index'] for batch in batches])
   expected = np.concatenate([pipeline.order(3, epoch, 10)[:8] for epoch in range(3)])[:20]
   np.testing.assert_array_equal(visited, expected)
@@ -72,18 +72,18 @@ def test_an_epoch_visits_images_in_order_and_drops_the_last_few():
     )
 
 
-def test_crops_are_pillow_s_of_the_sampled_boxes():
+def test_crops_are_the_sampled_boxes_resized_by_pillow():
   batch = collect(source(), total_steps=2, crops=[CROP] * 3)[1]
   for slot in range(4):
     rng = np.random.default_rng(np.random.SeedSequence(3, spawn_key=(1, slot)))
-    for view, uniforms in enumerate(rng.random((3, augment.CROP_DRAWS))):
-      top, left, height, width = (int(x) for x in augment.sample_crop(uniforms, 60, 80))
+    for view, uniforms in enumerate(rng.random((3, image_ops.CROP_DRAWS))):
+      top, left, height, width = (int(x) for x in image_ops.sample_crop(uniforms, 60, 80))
       image = Image.fromarray(coordinates(batch['index'][slot]))
       expected = image.crop((left, top, left + width, top + height)).resize((16, 16), Image.Resampling.BILINEAR)
       np.testing.assert_array_equal(batch['images'][slot, view], np.asarray(expected))
 
 
-def test_crops_have_the_area_and_the_ratio_that_were_asked_for():
+def test_crops_have_the_requested_area_and_ratio():
   batches = collect(source(), total_steps=40, batch_size=8, crops=2 * [pipeline.Crop(16, (0.2, 0.5), (0.5, 2.0))])
   images = np.concatenate([batch['images'] for batch in batches]).reshape(-1, 16, 16, 3).astype(float)
   # A column is the mean of width / 16 columns of the image: from the first to the last it covers 15/16 of the width.
@@ -112,8 +112,8 @@ def test_each_view_has_its_own_crop():
   width = (batch['images'][:, :, 8, -1, 0].astype(float) - batch['images'][:, :, 8, 0, 0]) * 16 / 15
   np.testing.assert_allclose(width, np.broadcast_to([80, np.sqrt(0.05 * 60 * 80), 60], (4, 3)), atol=2.5)
   rng = np.random.default_rng(np.random.SeedSequence(3, spawn_key=(0, 0)))
-  uniforms = rng.random((3, augment.CROP_DRAWS))[1]
-  top, left, height, width = (int(x) for x in augment.sample_crop(uniforms, 60, 80, small.scale, small.ratio))
+  uniforms = rng.random((3, image_ops.CROP_DRAWS))[1]
+  top, left, height, width = (int(x) for x in image_ops.sample_crop(uniforms, 60, 80, small.scale, small.ratio))
   part = Image.fromarray(coordinates(batch['index'][0])).crop((left, top, left + width, top + height))
   np.testing.assert_array_equal(batch['images'][0, 1], part.resize((16, 16), Image.Resampling.BICUBIC))
 
@@ -139,14 +139,14 @@ def test_processes_share_the_global_batch():
   assert_same(joined, whole)
 
 
-def test_workers_give_the_same_batches_and_arrays_that_a_device_takes():
+def test_workers_give_the_same_batches_and_a_device_accepts_them():
   data = source()
   with contextlib.closing(
     pipeline.batches(data, seed=3, batch_size=4, total_steps=7, crops=[CROP] * 2, num_workers=2)
   ) as iterator:
     put = lambda batch: jax.device_put({key: batch[key] for key in ('images', 'index')})
     on_device = list(pipeline.prefetch(iterator, put))
-  # Read back only now: the shared memory of the first batches must not have been given back.
+  # Read back only now: the shared memory of the first batches must not have been released.
   for batch, expected in zip(on_device, collect(data, total_steps=7), strict=True):
     np.testing.assert_array_equal(single(batch['images']), expected['images'])
     np.testing.assert_array_equal(np.asarray(batch['index']), expected['index'])
@@ -159,7 +159,7 @@ def folder(tmp_path, n=6):
   return dict(source='folder', path=str(tmp_path), train_split='train', test_split='test', classes='', broken='error')
 
 
-def test_a_broken_image_gives_its_place_to_the_next(tmp_path):
+def test_a_broken_image_is_replaced_by_the_next(tmp_path):
   data = folder(tmp_path)
   whole = collect(sources.load(data, 'train'), batch_size=6, total_steps=1)[0]
   path = tmp_path / 'train/2.png'
@@ -172,14 +172,14 @@ def test_a_broken_image_gives_its_place_to_the_next(tmp_path):
   assert (batch['images'][~good][..., 2] == 120).all()  # the third channel of image 3
 
 
-def test_a_worker_s_error_reaches_the_caller(tmp_path):
+def test_the_error_of_a_worker_reaches_the_caller(tmp_path):
   data = folder(tmp_path)
   (tmp_path / 'train/2.png').write_bytes(b'no image')
   with pytest.raises(ValueError, match=r'train/2\.png is not a readable image .*data\.broken=skip'):
     collect(sources.load(data, 'train'), batch_size=6, num_workers=1)
 
 
-def test_a_large_jpeg_is_decoded_at_a_fraction_and_stays_close(tmp_path, monkeypatch):
+def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size_and_is_close(tmp_path, monkeypatch):
   smooth = np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8)
   (tmp_path / 'train').mkdir()
   Image.fromarray(smooth).resize((1600, 1200), Image.Resampling.BICUBIC).save(tmp_path / 'train/a.jpg', quality=95)
@@ -203,13 +203,13 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_and_stays_close(tmp_path, monkeyp
   assert len(asked) == 1  # a view of 700 pixels needs them all
 
 
-def test_impossible_batches_are_refused(monkeypatch):
-  with pytest.raises(ValueError, match='batch_size is 11, but the data has 10 images'):
+def test_impossible_batches_are_rejected(monkeypatch):
+  with pytest.raises(ValueError, match='batch_size = 11 must be from 1 to the 10 images of the data'):
     collect(source(10), batch_size=11)
-  with pytest.raises(ValueError, match='batch_size 4 is not divisible by the 3 processes'):
+  with pytest.raises(ValueError, match='batch_size = 4 must be divisible by the 3 processes'):
     collect(source(10), process_count=3)
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=1))
-  with pytest.raises(ValueError, match=r'num_workers is 2, but /dev/shm has no room .*--shm-size'):
+  with pytest.raises(ValueError, match=r'data\.workers = 2 needs .* of /dev/shm, which has less: .*--shm-size'):
     collect(source(10), num_workers=2)
 
 
@@ -237,7 +237,7 @@ def main(argv):
     print('ready', flush=True)
     for _ in iterator:
       time.sleep(0.01)
-      if interrupted:  # not raised by the handler: inside of a __del__ nobody would hear of it
+      if interrupted:  # not raised by the handler: inside a __del__ it would be ignored
         raise KeyboardInterrupt
 
 if __name__ == '__main__':
@@ -249,7 +249,7 @@ if __name__ == '__main__':
 
 
 def alive(group):
-  """Whether a process of the group runs still."""
+  """Whether a process of the group is still running."""
   try:
     os.killpg(group, 0)
   except ProcessLookupError:
@@ -273,7 +273,7 @@ def test_no_worker_outlives_a_script(tmp_path, how):
     try:
       assert process.stdout.readline() == 'ready\n', process.stderr.read()
       if how == 'interrupted':
-        os.killpg(process.pid, signal.SIGTERM)  # as schedulers do, and then the parent has something left to save
+        os.killpg(process.pid, signal.SIGTERM)  # as schedulers do, to let the parent save
         assert process.stdout.readline() == 'asked to stop\n'
         time.sleep(1)
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: parent and workers alike
@@ -299,7 +299,7 @@ def test_photographs_of_many_shapes():
   data = sources.load(data, 'train')
   batches = collect(data, batch_size=50, total_steps=4, crops=[pipeline.Crop(96)] * 2)
   assert np.array_equal(np.sort(np.concatenate([batch['index'] for batch in batches])), np.arange(200))
-  # Two views of one photograph are more alike in mean colour than views of two photographs.
+  # The mean colors of two views of one photograph differ less than those of two photographs.
   colour = np.concatenate([batch['images'].mean((2, 3)) for batch in batches])
   same = np.linalg.norm(colour[:, 0] - colour[:, 1], axis=-1).mean()
   other = np.linalg.norm(colour[:, 0] - np.roll(colour[:, 1], 1, 0), axis=-1).mean()

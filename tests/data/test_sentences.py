@@ -1,4 +1,4 @@
-"""Sentences become the tokens that BERT's uncased tokenizer makes of them, and mistakes in files are told at once."""
+"""Tokens match the uncased tokenizer of BERT, and mistakes in files are reported early."""
 
 import gzip
 import lzma
@@ -22,7 +22,7 @@ def vocabulary():
 
 
 def slow_words(text):
-  """Devlin et al.'s basic tokenizer, a character and a pass at a time."""
+  """The basic tokenizer of Devlin et al., one character and one pass at a time."""
   cleaned = ''
   for char in text:
     category = unicodedata.category(char)
@@ -49,16 +49,16 @@ def slow_words(text):
   return [word for word in found if word]
 
 
-def test_words_are_lower_case_without_accents_and_marks_stand_alone():
+def test_words_are_lower_case_without_accents_and_marks_are_separate():
   assert sentences.words("Café—naïve: don't $5^2\t中文\u200b!") == (
     ['cafe', '—', 'naive', ':', 'don', "'", 't', '$', '5', '^', '2', '中', '文', '!']
   )
 
 
-# Of signs that have no place in a sentence (private use, halves of pairs) NFD and lower case may make others.
+# NFD and lower case may change the category of characters for private use and of surrogates, which are left out.
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(categories=('L', 'M', 'N', 'P', 'S', 'Zs', 'Cc', 'Cf')), max_size=40))
-def test_words_are_those_of_the_slow_tokenizer(text):
+def test_words_match_the_slow_tokenizer(text):
   assert sentences.words(text) == slow_words(text)
 
 
@@ -69,12 +69,12 @@ def test_the_longest_piece_comes_first(vocabulary):
   expected = [
     ['[CLS]', 'play', '##ing', 'al', '##l', 'un', '##play', '##s', '.', '[SEP]'],
     ['[CLS]', 'a', '[SEP]', *['[PAD]'] * 7],
-    ['[CLS]', '[UNK]', '[SEP]', *['[PAD]'] * 7],  # no piece goes on with 'ed': the whole word is unknown
+    ['[CLS]', '[UNK]', '[SEP]', *['[PAD]'] * 7],  # no piece continues with 'ed', so the whole word is unknown
   ]
   np.testing.assert_array_equal(found, [[number[piece] for piece in row] for row in expected])
 
 
-def test_long_sentences_are_cut_and_end_with_sep(vocabulary):
+def test_long_sentences_are_truncated_and_end_with_sep(vocabulary):
   tokens = vocabulary.encode(['a ' * 50], 6)[0]
   assert [vocabulary.pieces[k] for k in tokens] == ['[CLS]', 'a', 'a', 'a', 'a', '[SEP]']
 
@@ -85,20 +85,20 @@ def test_a_word_of_more_than_a_hundred_characters_is_unknown(vocabulary):
   assert pieces('a' + 'l' * 100) == ['[CLS]', '[UNK]', '[SEP]']
 
 
-def test_a_vocabulary_of_sentences_spells_their_words_whatever_their_order():
+def test_a_vocabulary_built_from_sentences_does_not_depend_on_their_order():
   lines = ['the cat sat.', 'the dog ran', 'a cat ran away']
   made = sentences.Vocabulary.of(lines, size=60)
   assert made.pieces == sentences.Vocabulary.of(lines[::-1], size=60).pieces
   assert made.pieces[:4] == ('[PAD]', '[UNK]', '[CLS]', '[SEP]')
   assert {'the', 'cat', 'ran'} < set(made.pieces) and len(made) <= 60
   unknown = made.pieces.index('[UNK]')
-  small = sentences.Vocabulary.of(lines, size=35)  # too few for the rarer words, which are spelt
+  small = sentences.Vocabulary.of(lines, size=35)  # too small for rare words, which are spelled
   assert 'away' not in small.pieces
   assert unknown not in small.encode(['away'], 12)
   assert unknown in made.encode(['zebra'], 12)
 
 
-def test_files_are_read_plain_or_packed(tmp_path):
+def test_files_are_read_plain_or_compressed(tmp_path):
   text = 'Ein Satz.\n\n  Zwei Sätze.  \n'
   (tmp_path / 'a.txt').write_text(text, encoding='utf-8')
   with lzma.open(tmp_path / 'a.txt.xz', 'wb') as file:
@@ -109,35 +109,35 @@ def test_files_are_read_plain_or_packed(tmp_path):
     assert list(sentences.read(tmp_path / name)) == ['Ein Satz.', 'Zwei Sätze.']
 
 
-def test_broken_files_are_named_with_the_mend(tmp_path):
+def test_broken_files_are_reported_with_a_fix(tmp_path):
   (tmp_path / 'empty.txt').write_text('\n \n')
   (tmp_path / 'latin.txt').write_bytes('Sätze'.encode('latin-1'))
   whole = lzma.compress(b'a sentence\n' * 1000)
   (tmp_path / 'cut.txt.xz').write_bytes(whole[:40])
   (tmp_path / 'no.txt.gz').write_bytes(b'no archive')
   for name, reason in {
-    'none.txt': 'is no file',
-    'empty.txt': 'holds no sentence',
-    'latin.txt': 'is no whole text file',
-    'cut.txt.xz': 'is no whole text file',
-    'no.txt.gz': 'is no whole text file',
+    'none.txt': 'is not a file',
+    'empty.txt': 'has no sentences',
+    'latin.txt': 'is not a complete UTF-8 text file',
+    'cut.txt.xz': 'is not a complete UTF-8 text file',
+    'no.txt.gz': 'is not a complete UTF-8 text file',
   }.items():
     with pytest.raises(ValueError, match=rf'^data\.path = .*{name}.* {reason}'):
       list(sentences.read(tmp_path / name))
 
 
-def test_a_wrong_vocabulary_is_refused(tmp_path):
+def test_a_wrong_vocabulary_is_rejected(tmp_path):
   file = tmp_path / 'vocab.txt'
-  with pytest.raises(ValueError, match=r'^data\.vocabulary = .* is no file'):
+  with pytest.raises(ValueError, match=r'^data\.vocabulary = .* is not a file'):
     sentences.Vocabulary.read(file)
   file.write_text('[PAD]\nthe\n')
   with pytest.raises(ValueError, match=r'^data\.vocabulary: .* lacks \[UNK\], \[CLS\], \[SEP\]'):
     sentences.Vocabulary.read(file)
   file.write_text('the\n[PAD]\n[UNK]\n[CLS]\n[SEP]\n')
-  with pytest.raises(ValueError, match=r'^data\.vocabulary: .* has \[PAD\] in line 2: it must be the first'):
+  with pytest.raises(ValueError, match=r'^data\.vocabulary: .* has \[PAD\] in line 2: it must be in line 1'):
     sentences.Vocabulary.read(file)
   file.write_bytes(b'[PAD]\n\xff\n')
-  with pytest.raises(ValueError, match=r'^data\.vocabulary = .* is no text'):
+  with pytest.raises(ValueError, match=r'^data\.vocabulary = .* is not UTF-8 text'):
     sentences.Vocabulary.read(file)
 
 

@@ -31,7 +31,7 @@ def save(path, image, **options):
 
 
 def fails(match, data, split='train'):
-  """Loading is refused with one line that matches."""
+  """Loading raises a ValueError whose single line matches."""
   with pytest.raises(ValueError, match=match) as error:
     sources.load(data, split)
   assert '\n' not in str(error.value)
@@ -50,7 +50,7 @@ def png(image):
 def prepare(
   root, name='tiny', version='1.0.0', images=None, labels=None, label_names=('cat', 'dog'), fmt='array_record'
 ):
-  """A prepared tfds set with the split train, written without TensorFlow."""
+  """Writes a prepared tfds set with the split train, without TensorFlow."""
   import tensorflow_datasets as tfds
   from array_record.python.array_record_module import ArrayRecordWriter
   from tensorflow_datasets.proto import tf_example_pb2
@@ -121,12 +121,12 @@ def test_tfds_labels_without_images_and_subsets(tmp_path):
   np.testing.assert_array_equal(again.labels, [1])
 
 
-def test_tfds_split_without_labels_is_unlabelled(tmp_path):
-  prepare(tmp_path, labels=[-1] * 10)  # as the unlabelled split of STL-10
+def test_tfds_split_without_labels_is_unlabeled(tmp_path):
+  prepare(tmp_path, labels=[-1] * 10)  # as in the unlabeled split of STL-10
   assert sources.load(config('tfds', tmp_path), 'train').labels is None
 
 
-def test_tfds_source_travels_to_another_process(tmp_path):
+def test_tfds_source_can_be_pickled(tmp_path):
   prepare(tmp_path)
   source = pickle.loads(pickle.dumps(sources.load(config('tfds', tmp_path), 'train')))
   np.testing.assert_array_equal(source.read(3), pixels(3))
@@ -140,7 +140,7 @@ def test_unprepared_tfds_fails_at_once_without_the_network(tmp_path, monkeypatch
   monkeypatch.setattr(socket, 'getaddrinfo', no_network)
   prepare(tmp_path)
   start = time.monotonic()
-  message = fails("data.name 'cifar10' is not prepared in ", config('tfds', tmp_path, name='cifar10'))
+  message = fails("data.name = 'cifar10' is not prepared in ", config('tfds', tmp_path, name='cifar10'))
   assert time.monotonic() - start < 2
   assert f'{tmp_path} (there: tiny)' in message
   assert (
@@ -148,37 +148,41 @@ def test_unprepared_tfds_fails_at_once_without_the_network(tmp_path, monkeypatch
     f" data_dir='{tmp_path}', file_format='array_record').download_and_prepare()\""
   ) in message
   fails("'cifar10' is not prepared", config('tfds', tmp_path / 'nowhere', name='cifar10'))
-  fails("'mnist:9.0.0' is not prepared", config('tfds', tmp_path, name='mnist:9.0.0'))
+  fails("data.name = 'mnist:9.0.0' is not prepared", config('tfds', tmp_path, name='mnist:9.0.0'))
   fails("'imagenet_v2/topimages' is not prepared", config('tfds', tmp_path, name='imagenet_v2/topimages'))
+  fails(
+    r"'imagenet2012' is not prepared .*: put ILSVRC2012_img_\{train,val\}\.tar into .*/downloads/manual, then run pip",
+    config('tfds', tmp_path, name='imagenet2012'),
+  )
 
 
-def test_unknown_tfds_names_the_nearest(tmp_path):
+def test_an_unknown_tfds_name_suggests_the_nearest(tmp_path):
   fails("'cifar01' is neither .* did you mean 'cifar10'", config('tfds', tmp_path, name='cifar01'))
   prepare(tmp_path)
   fails("'tinny' is neither .* did you mean 'tiny'", config('tfds', tmp_path, name='tinny'))
   fails("'wxyz' is neither .*: give one of tiny, ", config('tfds', tmp_path, name='wxyz'))
 
 
-def test_tfds_with_an_unknown_split_or_format_is_refused(tmp_path):
+def test_tfds_with_an_unknown_split_or_format_is_rejected(tmp_path):
   prepare(tmp_path)
   fails(
-    "data.train_split 'trian' is no split of 'tiny'.* did you mean 'train'",
+    "data.train_split = 'trian' is not a split of 'tiny'.* did you mean 'train'",
     config('tfds', tmp_path, train_split='trian'),
   )
-  fails("data.test_split 'train\\[:x' is no split", config('tfds', tmp_path, test_split='train[:x'), 'test')
+  fails("data.test_split = 'train\\[:x' is not a split", config('tfds', tmp_path, test_split='train[:x'), 'test')
   prepare(tmp_path, name='stream', fmt='tfrecord')
   fails("'stream' .* is prepared as tfrecord", config('tfds', tmp_path, name='stream'))
 
 
 def test_tfds_configurations(tmp_path):
   prepare(tmp_path, name='tiny/small')
-  assert len(sources.load(config('tfds', tmp_path), 'train')) == 10  # there is but one
+  assert len(sources.load(config('tfds', tmp_path), 'train')) == 10  # there is only one
   prepare(tmp_path, name='tiny/large', images=[pixels(0)])
   assert len(sources.load(config('tfds', tmp_path, name='tiny/large'), 'train')) == 1
-  fails('several configurations; name one of: tiny/large, tiny/small', config('tfds', tmp_path))
+  fails('several configurations: give one of tiny/large, tiny/small', config('tfds', tmp_path))
 
 
-def test_a_broken_record_is_named_or_skipped(tmp_path):
+def test_a_broken_record_is_reported_or_skipped(tmp_path):
   prepare(tmp_path, images=[pixels(0), png(pixels(1))[:-40], b'no image', pixels(3)])
   source = sources.load(config('tfds', tmp_path), 'train')
   for k in (1, 2):
@@ -238,26 +242,26 @@ def test_arrays_subset(tmp_path):
   np.testing.assert_array_equal(part.labels, [3, 1])
 
 
-def test_unusable_arrays_are_refused(tmp_path):
+def test_unusable_arrays_are_rejected(tmp_path):
   good = np.zeros((2, 8, 8, 3), np.uint8)
   for match, arrays in [
-    ('train_images of .* is float32; store uint8', dict(train_images=good.astype(np.float32))),
-    (r'shape \(2, 3, 8, 8\); store \[N, H, W, 3\]', dict(train_images=good.transpose(0, 3, 1, 2))),
+    ('train_images of .* has dtype float32: store uint8', dict(train_images=good.astype(np.float32))),
+    (r'shape \(2, 3, 8, 8\): store \[N, H, W, 3\]', dict(train_images=good.transpose(0, 3, 1, 2))),
     (r'shape \(0, 8, 8, 3\)', dict(train_images=good[:0])),
-    (r'train_labels of .* is int64 \(3,\); store one whole number', dict(train_images=good, train_labels=np.arange(3))),
+    (r'train_labels of .* is int64 \(3,\): store one whole number', dict(train_images=good, train_labels=np.arange(3))),
     ('train_labels of .* is float64', dict(train_images=good, train_labels=np.zeros(2))),
     (
-      'class_names of .* has 2 names, and train_labels go to 2: name each class',
+      'class_names of .* has 2 names, but train_labels reach 2: name each class',
       dict(train_images=good, train_labels=np.arange(1, 3), class_names=np.array(['cat', 'dog'])),
     ),
-    ('it holds images, labels, not train_images', dict(images=good, labels=np.zeros(2))),
-    ('pickled objects are refused', dict(train_images=np.array([good, None], object))),
+    ('it contains images, labels, not train_images', dict(images=good, labels=np.zeros(2))),
+    ('pickled objects are rejected', dict(train_images=np.array([good, None], object))),
   ]:
     fails(match, config('arrays', archive(tmp_path, **arrays)))
   np.save(tmp_path / 'bare.npy', good)
   (tmp_path / 'text.npz').write_text('no archive')
   for name in ('bare.npy', 'text.npz', 'absent.npz'):
-    fails(f'{re.escape(name)}. is not an .npz file', config('arrays', tmp_path / name))
+    fails(f'data.path = .*{re.escape(name)}. must be an .npz file', config('arrays', tmp_path / name))
 
 
 # Folders
@@ -269,7 +273,7 @@ def class_folders(tmp_path):
       save(tmp_path / folder / f'{k}.png', pixels(3 * seed + k))
 
 
-def test_class_folders_are_sorted_and_labelled(tmp_path):
+def test_class_folders_are_sorted_and_labeled(tmp_path):
   class_folders(tmp_path)
   source = sources.load(config('folder', tmp_path), 'train')
   assert source.class_names == ('cat', 'dog', 'owl')
@@ -291,7 +295,7 @@ def test_a_class_has_the_same_label_in_both_splits(tmp_path):
   np.testing.assert_array_equal(source.labels, np.repeat([0, 2], 3))
 
 
-def test_flat_folder_is_unlabelled_and_any_case_of_extension_counts(tmp_path):
+def test_flat_folder_is_unlabeled_and_extensions_may_have_any_case(tmp_path):
   for k, name in enumerate(['a.PNG', 'b.jpeg', 'c.JPEG', 'd.JPG', 'e.bmp', 'f.WebP']):
     save(tmp_path / 'train' / name, pixels(k), format=None if k else 'PNG')
   (tmp_path / 'train' / 'notes.txt').write_text('no image')
@@ -313,26 +317,30 @@ def test_nested_images_belong_to_the_class_above(tmp_path):
   np.testing.assert_array_equal(source.read(0), pixels(1))
 
 
-def test_unusable_folders_are_refused(tmp_path):
-  fails("data.path '' is not a folder", config('folder', ''))
+def test_unusable_folders_are_rejected(tmp_path):
+  fails(
+    r"data.path = '' is not a folder: set it to a folder DIR with the images in DIR/train/<class>/\*\.JPEG",
+    config('folder', ''),
+  )
   fails('absent. is not a folder', config('folder', tmp_path / 'absent'))
   save(tmp_path / 'set/training/a.png', pixels(0))
   fails(
-    "data.train_split 'train' is not a folder in .*: did you mean 'training'",
+    r"data.train_split = 'train' is not a folder in .*, as in .*/set/train/<class>/\*\.JPEG: did you mean 'training'",
     config('folder', tmp_path / 'set'),
   )
   save(tmp_path / 'plain/a.png', pixels(0))
   fails(
-    "is not a folder in .*: set data.train_split='' for the images in data.path", config('folder', tmp_path / 'plain')
+    "is not a folder in .*: set data.train_split='' if the images are in data.path",
+    config('folder', tmp_path / 'plain'),
   )
   (tmp_path / 'empty/train').mkdir(parents=True)
-  fails('empty/train holds no images', config('folder', tmp_path / 'empty'))
+  fails('empty/train has neither class folders, .* nor images', config('folder', tmp_path / 'empty'))
   save(tmp_path / 'half/train/cat/a.png', pixels(0))
   (tmp_path / 'half/train/dog').mkdir()
-  fails('class folder .*half/train/dog holds no images', config('folder', tmp_path / 'half'))
+  fails('class folder .*half/train/dog has no images', config('folder', tmp_path / 'half'))
   save(tmp_path / 'mixed/train/cat/a.png', pixels(0))
   save(tmp_path / 'mixed/train/b.png', pixels(0))
-  fails('mixed/train holds images beside folders', config('folder', tmp_path / 'mixed'))
+  fails('mixed/train has both images and folders', config('folder', tmp_path / 'mixed'))
 
 
 def test_every_kind_of_image_becomes_rgb(tmp_path):
@@ -356,7 +364,7 @@ def test_every_kind_of_image_becomes_rgb(tmp_path):
   np.testing.assert_array_equal(images[5], np.where(stacked > 127, 255, 0))
 
 
-def test_a_large_jpeg_decoded_at_a_fraction_stays_close(tmp_path):
+def test_a_large_jpeg_decoded_at_a_fraction_of_its_size_is_close(tmp_path):
   smooth = Image.fromarray(pixels(0, 10, 12)).resize((1200, 1000), Image.Resampling.BICUBIC)
   path = save(tmp_path / 'train/a.jpg', smooth, quality=95)
   images, _ = sources.load(config('folder', tmp_path), 'train').arrays(100)
@@ -366,7 +374,7 @@ def test_a_large_jpeg_decoded_at_a_fraction_stays_close(tmp_path):
 
 
 def break_images(tmp_path):
-  """Six images, of which number 2 is cut short and number 3 is no image."""
+  """Six images, of which number 2 is truncated and number 3 is not an image."""
   for k in range(6):
     save(tmp_path / f'train/c{k % 2}/{k}.jpg', pixels(k, 64, 64))
   paths = sources.load(config('folder', tmp_path), 'train').items
@@ -376,11 +384,11 @@ def break_images(tmp_path):
   return paths
 
 
-def test_a_broken_image_is_an_error_that_names_it(tmp_path):
+def test_an_error_names_the_broken_image(tmp_path):
   paths = break_images(tmp_path)
   source = sources.load(config('folder', tmp_path), 'train')
   for k in (2, 3):
-    message = f'{re.escape(paths[k])} is not a readable image .*mend or remove it, or set data.broken=skip'
+    message = f'{re.escape(paths[k])} is not a readable image .*: fix or remove it, or set data.broken=skip'
     with pytest.raises(ValueError, match=message):
       source.read(k)
   with pytest.raises(ValueError, match='is not a readable image'):
@@ -408,7 +416,7 @@ def test_the_next_good_image_is_found_past_the_end(tmp_path):
   assert (image, position) == ((64, 64), 0)
   for path in paths:
     pathlib.Path(path).unlink(missing_ok=True)
-  with pytest.raises(ValueError, match=r'no readable image from .* is the data still there'):
+  with pytest.raises(ValueError, match=r'none of 6 images from .* on is readable: is the data still there'):
     source.read(0)
 
 
@@ -422,7 +430,7 @@ def test_imagenet100_is_a_hundred_distinct_classes():
   assert 'n13040303' in classes.IMAGENET100
 
 
-def test_a_named_list_keeps_its_classes_and_numbers_them_anew(tmp_path, monkeypatch):
+def test_a_named_list_keeps_its_classes_and_renumbers_them(tmp_path, monkeypatch):
   class_folders(tmp_path)
   monkeypatch.setitem(classes.NAMED, 'birds', ('owl', 'cat'))
   source = sources.load(config('folder', tmp_path, classes='birds'), 'train')
@@ -440,18 +448,27 @@ def test_a_named_list_in_tfds(tmp_path, monkeypatch):
   np.testing.assert_array_equal(source.arrays(8)[1], source.labels)
 
 
-def test_a_named_list_that_the_data_lacks_is_refused(tmp_path):
+def test_a_named_list_that_the_data_lacks_is_rejected(tmp_path):
   class_folders(tmp_path)
-  fails("data.classes is 'imagenet100', but 100 of its 100 classes", config('folder', tmp_path, classes='imagenet100'))
+  fails(
+    "data.classes = 'imagenet100' has 100 of its 100 classes missing", config('folder', tmp_path, classes='imagenet100')
+  )
   path = archive(tmp_path, train_images=pixels(0)[None], class_names=np.array(classes.IMAGENET100))
-  fails('the images have no labels', config('arrays', path, classes='imagenet100'))
+  fails('needs labels, and the images have none', config('arrays', path, classes='imagenet100'))
 
 
-def test_unknown_names_are_refused_with_the_nearest(tmp_path):
-  fails("data.source 'folders' is unknown.* did you mean 'folder'", config('folders', tmp_path))
-  fails("data.broken 'skipp' is unknown.* did you mean 'skip'", config('folder', tmp_path, broken='skipp'))
-  fails("data.classes 'imagenet10' is unknown.* 'imagenet100'", config('folder', tmp_path, classes='imagenet10'))
-  fails("split 'val' is unknown", config('folder', tmp_path), 'val')
+def test_an_unknown_name_suggests_the_nearest(tmp_path):
+  fails("data.source = 'folders' is not a valid choice: did you mean 'folder'", config('folders', tmp_path))
+  fails("data.broken = 'skipp' is not a valid choice: did you mean 'skip'", config('folder', tmp_path, broken='skipp'))
+  fails(
+    "data.classes = 'imagenet10' is not a valid choice: did you mean 'imagenet100'",
+    config('folder', tmp_path, classes='imagenet10'),
+  )
+  fails("split = 'val' is not a valid choice", config('folder', tmp_path), 'val')
+  fails(
+    "data.train_split = 'trian' is not a valid choice: did you mean 'train'",
+    config('embedded', '', train_split='trian'),
+  )
 
 
 def test_the_embedded_set_is_a_source():

@@ -1,4 +1,4 @@
-"""Where a run keeps an average of its weights (`config.ema`), every evaluation is of the average."""
+"""If a run keeps an average of its weights (`config.ema`), every evaluation uses the average."""
 
 import dataclasses
 
@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from ssl_jax.evals import evaluate, finetune
+from ssl_jax.evals import finetune
+from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.run import builder
 from ssl_jax.run.devices import AXIS
 from ssl_jax.run.state import average_of
@@ -17,38 +18,38 @@ from tests.test_train import tiny
 
 @pytest.fixture(scope='module')
 def averaged(tmp_path_factory):
-  """(evaluator, a state whose average is far from its weights and statistics, the average's features of all images)"""
+  """(evaluator, a state whose average differs from its weights and statistics, features computed with the average)"""
   changes = {'augment': dict(name='none'), 'eval.k': (1,), 'eval.batch_size': 32, 'eval.views': 2}
-  prepared = builder.prepare(tiny(tmp_path_factory.mktemp('data'), ema=0.8, probe=0.1, **changes))
+  prepared = builder.build(tiny(tmp_path_factory.mktemp('data'), ema=0.8, online_probe=0.1, **changes))
   state, rng = prepared.initial_state(), np.random.default_rng(0)
   far = lambda x: x + rng.uniform(0, 0.5, x.shape).astype(np.float32)
   average = jax.tree.map(far, average_of(state.params, state.batch_stats))
-  images = jax.vmap(prepared.normalize)(np.concatenate([prepared.train.items, prepared.test.items]))
+  images = jax.vmap(prepared.views.shown)(np.concatenate([prepared.train.items, prepared.eval_test.items]))
   found = jax.jit(prepared.method.features)({'network': average['network']}, average['batch_stats'], images)
-  return evaluate.Evaluator(prepared), state.replace(extra={**state.extra, 'average': average}), found
+  return ImageEvaluator(prepared), state.replace(extra={**state.extra, 'average': average}), found
 
 
 @pytest.fixture(scope='module')
 def updated(averaged):
-  """The state after a step on the first 32 images, as they are."""
+  """The state after one step on the first 32 images, without augmentation."""
   evaluator, state, _ = averaged
   prepared, index = evaluator.run, np.arange(32, dtype=np.int32)
-  settings = dict(seed=0, ema=0.8, probe=prepared.probe, axis_name=AXIS)
-  same = [lambda key, image: prepared.normalize(image)] * 2
-  update = make_update(prepared.method, prepared.optimizer, prepared.rate, same, **settings)
+  settings = dict(seed=0, ema=0.8, online_probe=prepared.online_probe, axis_name=AXIS)
+  same = [lambda key, image: prepared.views.shown(image)] * 2
+  update = make_update(prepared.method, prepared.optimizer, prepared.learning_rate, same, **settings)
   batch = prepared.devices.shard((prepared.train.items[index], index))
   state, _ = prepared.devices.map(update, replicated=1, sharded=2)(prepared.devices.replicate(state), *batch)
   return prepared.devices.unreplicate(state)
 
 
-def test_knn_on_the_way_is_of_the_average(averaged):
+def test_knn_during_training_uses_the_average(averaged):
   evaluator, state, features = averaged
   evaluator.scores(evaluator.run.devices.replicate(state))
   bank, queries, _ = evaluator.latest
   np.testing.assert_allclose(np.concatenate([bank, queries]), features['backbone'], rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_judged_at_the_end_is_of_the_average(averaged, tmp_path):
+def test_the_final_evaluation_uses_the_average(averaged, tmp_path):
   evaluator, state, features = averaged
   spaces, _ = evaluator.all_features(state, tmp_path / 'features')
   for layer, expected in features.items():
@@ -58,7 +59,7 @@ def test_what_is_judged_at_the_end_is_of_the_average(averaged, tmp_path):
 
 
 @pytest.mark.parametrize('frozen', [False, True])
-def test_classifiers_stand_on_the_average(averaged, frozen):
+def test_classifiers_start_from_the_average(averaged, frozen):
   evaluator, state, features = averaged
   untrained = dataclasses.replace(finetune.FULL, epochs=0)
   train, extracted = evaluator.run.train, features['backbone'][:64] if frozen else None
@@ -74,8 +75,8 @@ def test_weights_and_running_statistics_are_averaged(averaged, updated):
   chex.assert_trees_all_close(updated.extra['average'], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_probe_learns_from_the_average(averaged, updated):
+def test_the_online_probe_trains_on_features_of_the_average(averaged, updated):
   evaluator, before, features = averaged
-  probe, index = evaluator.run.probe, np.arange(32, dtype=np.int32)
+  probe, index = evaluator.run.online_probe, np.arange(32, dtype=np.int32)
   expected, _ = jax.jit(probe.update)(before.extra['probe'], features['backbone'][:32], index)
   chex.assert_trees_all_close(updated.extra['probe'], expected, rtol=1e-3, atol=1e-5)

@@ -1,4 +1,4 @@
-"""One command, every number: features extracted once, the same digits twice, clear errors for data that cannot do."""
+"""Evaluation of runs and of stored features: correct numbers, reproducible digits, clear errors for unusable data."""
 
 import json
 import shutil
@@ -10,8 +10,10 @@ from PIL import Image
 
 from configs import base
 from ssl_jax import config, train
-from ssl_jax.evals import evaluate, features, from_features, knn, linear, metrics
-from ssl_jax.reporting import contact_sheet, figures, report
+from ssl_jax.data import resolve
+from ssl_jax.evals import evaluate, features, from_features, knn, linear, metrics, settings
+from ssl_jax.evals.image_evaluator import ImageEvaluator
+from ssl_jax.reporting import contact_sheet, figures, neighbours, report, views
 from ssl_jax.run import builder
 from ssl_jax.workdir import metric_log
 from tests.test_train import tiny
@@ -34,17 +36,17 @@ def stored(workdir):
     return file, dict(arrays)
 
 
-def test_the_numbers_are_those_of_the_functions(trained):
+def test_an_evaluation_has_the_numbers_of_the_functions(trained):
   workdir, _, results = trained
   _, x = stored(workdir)
   data = [x[f'{split}_{kind}'] for split in ('train', 'test') for kind in ('backbone', 'labels')]
   assert results['linear'] == linear.logistic(*data).report['top1']
   assert results['knn5'] == knn.accuracy(*data, k=(5,))['knn5']
-  views = np.moveaxis(x['views_projector'], 1, 0)
-  assert views.shape == (4, 10, 8)
+  drawn = np.moveaxis(x['views_projector'], 1, 0)
+  assert drawn.shape == (4, 10, 8)
   found = results['measures']['projector']
-  assert found['alignment'] == metrics.alignment(views)
-  assert found['lidar'] == metrics.lidar(views)
+  assert found['alignment'] == metrics.alignment(drawn)
+  assert found['lidar'] == metrics.lidar(drawn)
   assert found['uniformity'] == metrics.uniformity(x['test_projector'])
   same_label = metrics.same_label_similarity(x['train_projector'], x['train_labels'])
   assert found['train_uniformity'] == pytest.approx(metrics.uniformity(x['train_projector']), abs=1e-6)
@@ -53,7 +55,7 @@ def test_the_numbers_are_those_of_the_functions(trained):
   assert json.loads((workdir / 'evaluation.json').read_text()) == results
 
 
-def test_to_judge_a_run_in_another_way_leaves_its_config(trained, tmp_path):
+def test_evaluating_a_run_with_other_settings_keeps_its_config(trained, tmp_path):
   workdir, chosen, _ = trained
   copied = shutil.copytree(workdir, tmp_path / 'run')
   other = chosen.copy_and_resolve_references()
@@ -64,7 +66,7 @@ def test_to_judge_a_run_in_another_way_leaves_its_config(trained, tmp_path):
 
 @pytest.fixture(scope='module')
 def another_set(tmp_path_factory):
-  """Three classes of dark and bright images, 10 pixels a side; `plain_images` have no labels."""
+  """Three classes of dark and bright images, of 10 pixels per side; `plain_images` have no labels."""
   labels = np.arange(30) % 3
   images = np.random.default_rng(1).normal(60 + 60 * labels[:, None, None, None], 10, (30, 10, 10, 3)).astype(np.uint8)
   path = tmp_path_factory.mktemp('another') / 'shades.npz'
@@ -73,7 +75,7 @@ def another_set(tmp_path_factory):
   return path
 
 
-def test_a_run_is_judged_on_another_set_beside_its_own(trained, another_set, tmp_path):
+def test_a_run_is_evaluated_on_another_set_besides_its_own(trained, another_set, tmp_path):
   workdir, chosen, results = trained
   copied = shutil.copytree(workdir, tmp_path / 'run')
   other = chosen.copy_and_resolve_references()
@@ -81,7 +83,7 @@ def test_a_run_is_judged_on_another_set_beside_its_own(trained, another_set, tmp
     config.override(other, f'eval.data.{key}', value)
   found = evaluate.evaluate(other, copied)
   assert (found['images']['train'], found['images']['test']) == (18, 12)
-  assert len(found['classes']['test']) == 3 and found['knn5'] > 60  # brightness alone tells them
+  assert len(found['classes']['test']) == 3 and found['knn5'] > 60  # brightness distinguishes them
   assert found['data'] == {'name': 'shades/of grey', 'train_split': 'train', 'test_split': 'test'}
   assert json.loads((copied / 'evaluation_shades_of_grey.json').read_text()) == found
   assert json.loads((copied / 'evaluation.json').read_text()) == results
@@ -89,10 +91,10 @@ def test_a_run_is_judged_on_another_set_beside_its_own(trained, another_set, tmp
   assert evaluate.evaluate(other, copied)['finetune'] > 60
 
 
-def test_a_run_without_labels_is_judged_on_a_labelled_split(another_set, tmp_path):
+def test_a_run_without_labels_is_evaluated_on_a_labelled_split(another_set, tmp_path):
   changes = {'data.path': str(another_set), 'data.train_split': 'plain', 'steps': 2, 'eval.at_end': True}
   with pytest.raises(
-    ValueError, match=r"^data.train_split = 'plain' .*name a labelled split by --config.eval.data.train"
+    ValueError, match=r"^data.train_split = 'plain' .*name a labelled split with --config.eval.data.train"
   ):
     train.train(tiny(tmp_path, **changes), tmp_path / 'run')
   summary = train.train(tiny(tmp_path, **changes, **{'eval.data.train_split': 'train'}), tmp_path / 'run')
@@ -101,7 +103,7 @@ def test_a_run_without_labels_is_judged_on_a_labelled_split(another_set, tmp_pat
   assert (found['images']['train'], found['images']['test'], found['knn5']) == (18, 12, summary['knn5'])
 
 
-def test_broken_images_are_counted_in_training_and_left_out_of_evaluations(tmp_path):
+def test_broken_images_are_counted_in_training_and_excluded_from_evaluations(tmp_path):
   tiny(tmp_path)
   with np.load(tmp_path / 'data.npz') as arrays:
     for split in ('train', 'test'):
@@ -111,17 +113,17 @@ def test_broken_images_are_counted_in_training_and_left_out_of_evaluations(tmp_p
         Image.fromarray(image).save(file)
   for name in ('train/class0/00.png', 'train/class0/04.png', 'test/class1/01.png'):
     (tmp_path / 'images' / name).write_bytes(b'no image')
-  of_folder = dict(source='folder', path=str(tmp_path / 'images'), on_device='no', workers=0, broken='skip')
-  chosen = tiny(tmp_path, data=of_folder, steps=2, **{'eval.at_end': True, 'eval.view_images': 8})
+  folder = dict(source='folder', path=str(tmp_path / 'images'), on_device='no', workers=0, broken='skip')
+  chosen = tiny(tmp_path, data=folder, steps=2, **{'eval.at_end': True, 'eval.view_images': 8})
   assert train.train(chosen, tmp_path / 'run')['broken_images_skipped'] == 3
   found = json.loads((tmp_path / 'run' / 'evaluation.json').read_text())
   assert found['broken_images_skipped'] == {'train': 2, 'test': 1}
   assert (found['images']['train'], found['images']['test']) == (62, 15)
   assert found['classes']['test'] == [4, 3, 4, 4]
-  assert evaluate.evaluate(chosen, tmp_path / 'run') == found  # from the features that were kept
+  assert evaluate.evaluate(chosen, tmp_path / 'run') == found  # from the stored features
 
 
-def test_a_mistake_in_the_data_of_evaluations_is_named(trained, tmp_path):
+def test_an_error_in_eval_data_names_the_section(trained, tmp_path):
   workdir, chosen, _ = trained
   other = chosen.copy_and_resolve_references()
   other.eval.data.test_split = 'validation'
@@ -132,12 +134,12 @@ def test_a_mistake_in_the_data_of_evaluations_is_named(trained, tmp_path):
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'path': 'other.npz'}, r"eval\.data\.path = 'other\.npz' is of another set: give it a name too"),
-    ({'source': 'tfds'}, r"eval\.data\.source = 'tfds' is of another set: give it a name too"),
-    ({'name': 'cifar100'}, r"eval\.data\.name = 'cifar100' alone finds no set of data\.source = 'arrays': give eval"),
+    ({'path': 'other.npz'}, r"eval\.data\.path = 'other\.npz' is another set: name it with eval\.data\.name"),
+    ({'source': 'tfds'}, r"eval\.data\.source = 'tfds' is another set: name it with eval\.data\.name"),
+    ({'name': 'cifar100'}, r"eval\.data\.name = 'cifar100' alone does not locate a set of data\.source = 'arrays'"),
   ],
 )
-def test_a_set_of_evaluations_is_named_and_found(trained, changes, message):
+def test_another_set_needs_a_name_and_a_location(trained, changes, message):
   workdir, chosen, _ = trained
   other = chosen.copy_and_resolve_references()
   other.eval.data.update(changes)
@@ -146,80 +148,80 @@ def test_a_set_of_evaluations_is_named_and_found(trained, changes, message):
 
 
 def test_evaluations_crop_views_from_the_stored_size(tmp_path, monkeypatch):
-  asked, nothing = [], {'backbone': np.zeros((1, 1, 2)), 'projector': np.zeros((1, 1, 2))}
+  sizes, nothing = [], {'backbone': np.zeros((1, 1, 2)), 'projector': np.zeros((1, 1, 2))}
   monkeypatch.setattr(
-    features, 'extract', lambda *given, size, batch_size: asked.append(size) or (nothing, np.zeros(1))
+    features, 'extract', lambda *given, size, batch_size: sizes.append(size) or (nothing, np.zeros(1))
   )
-  prepared = builder.prepare(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
-  evaluate.Evaluator(prepared).all_features(prepared.initial_state(), tmp_path / 'features')
-  assert asked == [8, 8, 12, 12]  # training and test images, views, views of partners
+  prepared = builder.build(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
+  ImageEvaluator(prepared).all_features(prepared.initial_state(), tmp_path / 'features')
+  assert sizes == [8, 8, 12, 12]  # training and test images, views, views of partners
 
 
-def test_features_of_another_set_have_another_name(tmp_path, monkeypatch):
-  told = []
-  monkeypatch.setattr(features, 'digest', lambda settings, *given: told.append(settings['judged']) or 'name')
-  monkeypatch.setattr(features, 'cached', lambda *given: dict.fromkeys(('train_skipped', 'test_skipped'), np.empty(0)))
-  monkeypatch.setattr(evaluate.Evaluator, '_spaces', lambda self, arrays: arrays)
+def test_features_of_another_set_are_stored_under_another_name(tmp_path, monkeypatch):
+  hashed = []
+  monkeypatch.setattr(features, 'digest', lambda settings, *rest: hashed.append(settings['eval_data']) or 'name')
+  monkeypatch.setattr(features, 'cached', lambda *_: dict.fromkeys(('train_skipped', 'test_skipped'), np.empty(0)))
+  monkeypatch.setattr(ImageEvaluator, '_spaces', lambda self, arrays: arrays)
   for changes in ({}, {'eval.data': dict(name='other', path=tiny(tmp_path).data.path)}):
-    prepared = builder.prepare(tiny(tmp_path, **changes))
-    evaluate.Evaluator(prepared).all_features(prepared.initial_state(), tmp_path)
-  assert [judged['name'] for judged in told] == ['tiny', 'other'] and 'path' not in told[0]
+    prepared = builder.build(tiny(tmp_path, **changes))
+    ImageEvaluator(prepared).all_features(prepared.initial_state(), tmp_path)
+  assert [data['name'] for data in hashed] == ['tiny', 'other'] and 'path' not in hashed[0]
 
 
-def test_another_test_split_leaves_the_training_images(tmp_path):
-  prepared = builder.prepare(tiny(tmp_path, **{'eval.data.test_split': 'train'}))
-  assert prepared.known is prepared.train and len(prepared.test) == 64
+def test_another_test_split_keeps_the_training_images(tmp_path):
+  prepared = builder.build(tiny(tmp_path, **{'eval.data.test_split': 'train'}))
+  assert prepared.eval_train is prepared.train and len(prepared.eval_test) == 64
 
 
-def test_a_probe_is_not_asked_for_another_set_s_classes(tmp_path):
-  changes = {'probe': 0.1, 'eval.k': ()}
-  for data, known in (({}, {'probe'}), (dict(name='other', path=tiny(tmp_path).data.path), set())):
-    prepared = builder.prepare(tiny(tmp_path, **changes, **({'eval.data': data} if data else {})))
-    assert evaluate.Evaluator(prepared).scores(prepared.devices.replicate(prepared.initial_state())).keys() == known
+def test_the_online_probe_does_not_predict_the_classes_of_another_set(tmp_path):
+  changes = {'online_probe': 0.1, 'eval.k': ()}
+  for data, expected in (({}, {'online_probe'}), (dict(name='other', path=tiny(tmp_path).data.path), set())):
+    prepared = builder.build(tiny(tmp_path, **changes, **({'eval.data': data} if data else {})))
+    assert ImageEvaluator(prepared).scores(prepared.devices.replicate(prepared.initial_state())).keys() == expected
 
 
 def test_another_source_does_not_inherit_the_path():
   chosen = config.load('configs/imagenet100.py', ['eval.data.name=cifar10', 'eval.data.source=tfds'])
-  judged = builder.judged(chosen)
-  assert (judged['name'], judged['source'], judged['path'], judged['classes']) == ('cifar10', 'tfds', '', '')
-  assert builder.judged(config.load('configs/imagenet100.py')) == chosen.data.to_dict()
+  data = resolve.eval_data(chosen)
+  assert (data['name'], data['source'], data['path'], data['classes']) == ('cifar10', 'tfds', '', '')
+  assert resolve.eval_data(config.load('configs/imagenet100.py')) == chosen.data.to_dict()
 
 
-def test_views_are_cropped_from_the_stored_size_and_judged_at_the_encoder_s(trained, tmp_path):
+def test_views_are_cropped_from_the_stored_size_to_the_encoder_s_size(trained, tmp_path):
   _, chosen, _ = trained
   larger = tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12})
-  prepared = builder.prepare(larger)
+  prepared = builder.build(larger)
   assert prepared.train.items.shape == (64, 12, 12, 3)
-  np.testing.assert_array_equal(prepared.train.items, builder.prepare(chosen).train.items)
-  squares, _ = features.squares(prepared.test, np.arange(3), features.shown(larger))
+  np.testing.assert_array_equal(prepared.train.items, builder.build(chosen).train.items)
+  squares, _ = features.squares(prepared.eval_test, np.arange(3), features.image_size(larger))
   assert squares.shape == (3, 8, 8, 3)
-  view = jax.eval_shape(prepared.augments[0], jax.random.key(0), prepared.train.items[0])
+  view = jax.eval_shape(prepared.views.training[0], jax.random.key(0), prepared.train.items[0])
   assert view.shape == (8, 8, 3)
 
 
-def test_what_does_not_train_needs_no_batch_that_divides_or_fits(tmp_path):
+def test_without_training_any_batch_size_is_accepted(tmp_path):
   for batch_size in (34, 128):  # on 4 devices, of 64 images
-    prepared = builder.prepare(tiny(tmp_path, **{'batch_size': batch_size, 'parallel.devices': 4}), trains=False)
+    prepared = builder.build(tiny(tmp_path, **{'batch_size': batch_size, 'parallel.devices': 4}), trains=False)
     assert prepared.steps_per_epoch == 1
 
 
 def test_views_are_drawn_without_reading_all_images(tmp_path):
   chosen = tiny(tmp_path, **{'data.on_device': 'no'})
-  path = evaluate.draw_views(chosen, tmp_path / 'host', images=3, draws=1)
+  path = views.draw_views(chosen, tmp_path / 'host', images=3, draws=1)
   config.override(chosen, 'data.on_device', 'yes')
-  assert path.read_bytes() == evaluate.draw_views(chosen, tmp_path / 'device', images=3, draws=1).read_bytes()
+  assert path.read_bytes() == views.draw_views(chosen, tmp_path / 'device', images=3, draws=1).read_bytes()
 
 
 def test_the_contact_sheet_has_every_view_of_an_image(tmp_path):
   chosen = tiny(tmp_path, small_crops=dict(number=1, size=6), **{'data.stored_size': 16})
-  path = evaluate.draw_views(chosen, tmp_path / 'views', images=3, draws=2)
-  side = 12 * 8 + 2 * contact_sheet.GAP  # images of 12 pixels are drawn eight times as large
+  path = views.draw_views(chosen, tmp_path / 'views', images=3, draws=2)
+  side = 12 * 8 + 2 * contact_sheet.GAP  # images of 12 pixels are enlarged eight times
   with Image.open(path) as sheet:
     assert sheet.size == ((1 + 2 * 3) * side, 3 * side)
     tiles = np.asarray(sheet).reshape(3, side, 7, side, 3).swapaxes(1, 2)
   small, large = tiles[:, 3], tiles[:, 1]
   blocks = lambda tile: tile[2:-2, 2:-2].reshape(6, 16, 6, 16, 3)
-  assert all((blocks(tile) == blocks(tile)[:, :1, :, :1]).all() for tile in small)  # of 6 pixels, enlarged
+  assert all((blocks(tile) == blocks(tile)[:, :1, :, :1]).all() for tile in small)  # 6 pixels, enlarged
   assert not any((blocks(tile) == blocks(tile)[:, :1, :, :1]).all() for tile in large)
 
 
@@ -232,7 +234,7 @@ def test_class_accuracies_average_to_the_accuracy(trained):
       assert (accuracy == 100) == (mistaken is None)
 
 
-def test_twice_gives_the_same_digits_from_features_extracted_once(trained, monkeypatch):
+def test_a_second_evaluation_gives_the_same_digits_from_stored_features(trained, monkeypatch):
   workdir, chosen, results = trained
   before = (workdir / 'evaluation.json').read_bytes(), (workdir / 'evaluation.npz').read_bytes()
   with monkeypatch.context() as patched:
@@ -241,9 +243,9 @@ def test_twice_gives_the_same_digits_from_features_extracted_once(trained, monke
   assert before == ((workdir / 'evaluation.json').read_bytes(), (workdir / 'evaluation.npz').read_bytes())
 
 
-def test_other_weights_or_images_are_other_features(trained):
+def test_other_weights_settings_or_images_give_another_name(trained):
   _, chosen, _ = trained
-  prepared = builder.prepare(chosen)
+  prepared = builder.build(chosen)
   weights = {'a': np.ones(3, np.float32)}
   name = features.digest({}, weights, prepared.train)
   assert name == features.digest({}, {'a': np.ones(3, np.float32)}, prepared.train)
@@ -254,68 +256,68 @@ def test_other_weights_or_images_are_other_features(trained):
     features.digest({'dtype': 1}, weights, prepared.train),
     features.digest({}, {'a': np.array([1, 1, 2], np.float32)}, prepared.train),
     features.digest({}, weights, changed),
-    features.digest({}, weights, prepared.train, prepared.test),
+    features.digest({}, weights, prepared.train, prepared.eval_test),
   ]
   assert len({name, *others}) == 5
 
 
-def test_the_home_of_the_user_is_understood(trained, tmp_path, monkeypatch):
+def test_paths_in_the_home_directory_are_expanded(trained, tmp_path, monkeypatch):
   workdir, *_ = trained
   shutil.copytree(workdir, tmp_path / 'run')
   monkeypatch.setenv('HOME', str(tmp_path))
   path, _ = given(tmp_path)
   with pytest.raises(ValueError, match='holds a run: give another directory'):
-    evaluate.evaluate(settings(**{'eval.file': f'~/{path.name}'}), '~/run')
-  assert 'knn5' in evaluate.evaluate(settings(**{'eval.file': f'~/{path.name}'}), '~/features')
-  assert report.Run.read('~/run').summary == json.loads((workdir / 'summary.json').read_text())
+    evaluate.evaluate(config_with(**{'eval.file': f'~/{path.name}'}), '~/run')
+  assert 'knn5' in evaluate.evaluate(config_with(**{'eval.file': f'~/{path.name}'}), '~/features')
+  assert report.FinishedRun.read('~/run').summary == json.loads((workdir / 'summary.json').read_text())
 
 
-def test_only_the_newest_features_are_kept(tmp_path):
+def test_only_the_newest_features_stay_stored(tmp_path):
   for name in ('a', 'b'):
     features.cached(tmp_path / 'features', name, lambda: {'x': np.arange(3)})
   assert [file.name for file in (tmp_path / 'features').iterdir()] == ['b.npz']
 
 
 def test_views_do_not_depend_on_the_devices_or_the_batch(trained):
-  """The keys of augmentation follow from the place of an image."""
+  """Random keys depend only on the position of an image."""
   _, chosen, _ = trained
   found = []
   for devices, batch_size in ((1, 40), (2, 12)):
     config.override(chosen, 'parallel.devices', devices)
-    prepared = builder.prepare(chosen)
+    prepared = builder.build(chosen)
     state = prepared.initial_state()
-    apply = features.view_extractor(prepared.method, prepared.augments, prepared.devices, seed=3)
+    apply = features.view_extractor(prepared.method, prepared.views.training, prepared.devices, seed=3)
     params, stats = prepared.devices.replicate((state.params, state.batch_stats))
     sizes = dict(size=12, batch_size=batch_size)
-    views, labels = features.extract(apply, prepared.devices, params, stats, prepared.test, **sizes)
-    np.testing.assert_array_equal(labels, prepared.test.labels)
-    found.append(views['projector'])
+    extracted, labels = features.extract(apply, prepared.devices, params, stats, prepared.eval_test, **sizes)
+    np.testing.assert_array_equal(labels, prepared.eval_test.labels)
+    found.append(extracted['projector'])
   config.override(chosen, 'parallel.devices', 1)
   assert found[0].shape == (16, 2, 8)
   assert not np.allclose(found[0][:, 0], found[0][:, 1], atol=1e-3), 'views differ'
   np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
 
 
-def test_partners_are_seen_through_the_same_transformations(trained, monkeypatch):
-  """An image that is its own partner has the same views; another image's views at its own place are others."""
+def test_partners_get_the_same_augmentations(trained, monkeypatch):
+  """An image that is its own partner has the same views; another image, or another position, has different views."""
   _, chosen, _ = trained
-  prepared = builder.prepare(chosen)
+  prepared = builder.build(chosen)
   state = prepared.devices.replicate(prepared.initial_state())
-  evaluator = evaluate.Evaluator(prepared)
+  evaluator = ImageEvaluator(prepared)
   order = np.arange(10)
-  same = np.flatnonzero(evaluator._viewed.labels == evaluator._viewed.labels[0])
+  same = np.flatnonzero(evaluator._view_source.labels == evaluator._view_source.labels[0])
   order[0] = same[1]
   monkeypatch.setattr(metrics, 'same_label_partners', lambda labels, rng: order)
   spaces, labels = evaluator.spaces(state, views=True)
-  views, partners = spaces['projector'].views, spaces['projector'].partners
-  np.testing.assert_allclose(partners[:, 1:], views[:, 1:], rtol=1e-4, atol=1e-5)
-  for other in (0, order[0]):  # another image, and the same one at another place
-    assert not np.allclose(partners[:, 0], views[:, other], atol=1e-3)
+  own, partners = spaces['projector'].views, spaces['projector'].partners
+  np.testing.assert_allclose(partners[:, 1:], own[:, 1:], rtol=1e-4, atol=1e-5)
+  for other in (0, order[0]):  # another image, and the same one at another position
+    assert not np.allclose(partners[:, 0], own[:, other], atol=1e-3)
   found = from_features.measures(spaces['projector'], labels, None)['prototype_bias_sampled']
-  assert found == pytest.approx(metrics.prototype_bias_sampled(views, partners))
+  assert found == pytest.approx(metrics.prototype_bias_sampled(own, partners))
 
 
-def test_measures_on_the_way_are_those_of_the_evaluation(tmp_path, capsys):
+def test_measures_during_training_equal_those_of_the_evaluation(tmp_path, capsys):
   chosen = tiny(tmp_path, **{'steps': 4, 'eval.every_epochs': 1, 'eval.measures': True, 'eval.at_end': True})
   train.train(chosen, tmp_path / 'run')
   rows = [row for row in metric_log.read(tmp_path / 'run') if 'knn5' in row]
@@ -332,14 +334,14 @@ def test_measures_on_the_way_are_those_of_the_evaluation(tmp_path, capsys):
   assert [text.get_text() for text in drawn['gaps'].axes[0].get_legend().get_texts()] == ['attracting', 'repelling']
 
 
-def test_evaluations_see_the_centre_that_the_config_names(tmp_path):
+def test_evaluations_show_the_centre_crop_of_the_config(tmp_path):
   found = {}
   for crop in (1.0, 0.5):
-    prepared = builder.prepare(tiny(tmp_path, steps=4, **{'eval.crop': crop}))
+    prepared = builder.build(tiny(tmp_path, steps=4, **{'eval.crop': crop}))
     state = prepared.devices.replicate(prepared.initial_state())
-    evaluator = evaluate.Evaluator(prepared)
+    evaluator = ImageEvaluator(prepared)
     before = evaluator.spaces(state)[0]['backbone'].test
-    prepared.test.items[:, :2] = 255 - prepared.test.items[:, :2]  # the upper border, of 12 rows
+    prepared.eval_test.items[:, :2] = 255 - prepared.eval_test.items[:, :2]  # the top two of 12 rows
     found[crop] = before, evaluator.spaces(state)[0]['backbone'].test
   np.testing.assert_array_equal(*found[0.5])
   for other in (found[1.0][1], found[0.5][0]):
@@ -347,8 +349,8 @@ def test_evaluations_see_the_centre_that_the_config_names(tmp_path):
 
 
 def with_features(tmp_path, spaces, labels, **changes):
-  """The evaluator of a run, with features of the images that are given instead of an encoder's."""
-  evaluator = evaluate.Evaluator(builder.prepare(tiny(tmp_path, **changes)))
+  """The evaluator of a run, with given features instead of those of an encoder."""
+  evaluator = ImageEvaluator(builder.build(tiny(tmp_path, **changes)))
   evaluator.spaces = lambda state, layers, views: ({layer: spaces[layer] for layer in layers}, labels)
   return evaluator
 
@@ -357,8 +359,8 @@ def with_features(tmp_path, spaces, labels, **changes):
   ('vote', 'temperature', 'right'),
   [('cosine', 0.1, True), ('cosine', 1.0, False), ('majority', 0.1, False), ('distance', 1.0, True)],
 )
-def test_on_the_way_neighbours_vote_as_the_config_says(tmp_path, vote, temperature, right):
-  """One neighbour of the own class, very near, against two of another: similarities 1 and 0.8."""
+def test_during_training_neighbours_vote_as_configured(tmp_path, vote, temperature, right):
+  """One very near neighbour of the right class against two of another: similarities 1 and 0.8."""
   bank, query = np.array([[1, 0.03], [0.8, 0.6], [0.8, -0.6]], np.float32), np.array([[1, 0]], np.float32)
   found = {'backbone': from_features.Space(bank, query)}, from_features.Labels(np.array([1, 0, 0]), np.array([1]))
   changes = {'eval.k': (3,), 'eval.vote': vote, 'eval.temperature': temperature}
@@ -367,7 +369,7 @@ def test_on_the_way_neighbours_vote_as_the_config_says(tmp_path, vote, temperatu
 
 @pytest.fixture
 def layers(tmp_path, monkeypatch):
-  """layer -> (evaluator, the training image that is nearest to each test image there)"""
+  """layer -> (evaluator, the training image nearest to each test image in that layer)"""
   rng = np.random.default_rng(0)
   draw = lambda count: {name: rng.normal(size=(count, 5)).astype(np.float32) for name in ('backbone', 'projector')}
   bank, queries, labels = draw(64), draw(16), np.arange(80) % 4
@@ -382,56 +384,58 @@ def layers(tmp_path, monkeypatch):
     unit = bank[layer] / np.linalg.norm(bank[layer], axis=1, keepdims=True)
     return evaluator, np.argmax(queries[layer] @ unit.T, axis=1)
 
-  monkeypatch.setattr(from_features, 'judge', lambda *args, temperature: ({'temperature': temperature}, {}))
+  monkeypatch.setattr(from_features, 'evaluate_features', lambda *args, temperature: ({'temperature': temperature}, {}))
   return choose
 
 
-def test_on_the_way_only_what_is_looked_at_leaves_the_device(tmp_path, monkeypatch):
-  asked = []
-  monkeypatch.setattr(features, 'extractor', lambda method, normalize, devices, layers: asked.append(layers))
+def test_during_training_only_the_needed_layers_are_extracted(tmp_path, monkeypatch):
+  extracted = []
+  monkeypatch.setattr(features, 'extractor', lambda method, shown, devices, layers: extracted.append(layers))
   wanted = {
     'backbone': {},
     'projector': {'eval.features': 'projector'},
-    'backbone and projector': {'eval.features': 'projector', 'probe': 0.1},
+    'backbone and projector': {'eval.features': 'projector', 'online_probe': 0.1},
     'projector and backbone': {'eval.measures': True},
   }
   for changes in wanted.values():
-    evaluator = evaluate.Evaluator(builder.prepare(tiny(tmp_path, **changes)))
-    with pytest.raises(TypeError):  # no extractor
+    evaluator = ImageEvaluator(builder.build(tiny(tmp_path, **changes)))
+    with pytest.raises(TypeError):  # the extractor is None
       evaluator.scores(evaluator.run.devices.replicate(evaluator.run.initial_state()))
-  assert [' and '.join(sorted(layers)) for layers in asked] == [
+  assert [' and '.join(sorted(layers)) for layers in extracted] == [
     ' and '.join(sorted(key.split(' and '))) for key in wanted
   ]
 
 
 @pytest.mark.parametrize('layer', ['backbone', 'projector'])
-def test_on_the_way_the_layer_is_the_config_s(layers, layer, tmp_path, monkeypatch):
+def test_during_training_the_layer_is_that_of_the_config(layers, layer, tmp_path, monkeypatch):
   evaluator, nearest = layers(layer)
   assert evaluator.scores(None) == {'knn1': pytest.approx(100 * np.mean(nearest % 4 == np.arange(16) % 4))}
   drawn = []
-  monkeypatch.setattr(evaluate.contact_sheet, 'draw', lambda rows, path: drawn.append(rows))
-  evaluator.draw_neighbours(tmp_path / 'neighbours.png')
-  np.testing.assert_array_equal(drawn[0][:, 1], evaluator.run.train.items[nearest[:4]])
+  monkeypatch.setattr(contact_sheet, 'draw', lambda rows, path: drawn.append((rows, path)))
+  neighbours.draw(evaluator, tmp_path)
+  ((rows, path),) = drawn
+  assert path == tmp_path / 'neighbours.png'
+  np.testing.assert_array_equal(rows[:, 1], evaluator.run.train.items[nearest[:4]])
 
 
 @pytest.mark.parametrize('layer', ['backbone', 'projector'])
-def test_the_neighbours_at_the_end_are_of_the_config_s_layer(layers, layer, tmp_path):
+def test_the_neighbours_at_the_end_are_those_of_the_configured_layer(layers, layer, tmp_path):
   evaluator, nearest = layers(layer)
-  evaluator.judge(evaluator.run.initial_state(), tmp_path)
+  evaluator.evaluate(evaluator.run.initial_state(), tmp_path)
   with np.load(tmp_path / 'evaluation.npz') as arrays:
     np.testing.assert_array_equal(arrays['neighbours'][:, 1], evaluator.run.train.items[nearest[:4]])
 
 
-def test_a_run_is_judged_at_the_temperature_of_its_step(layers, tmp_path):
+def test_a_run_is_evaluated_at_the_temperature_of_its_step(layers, tmp_path):
   evaluator, _ = layers('backbone', steps=20, temperature=dict(name='linear_schedule', start=0.1, end=0.5))
   state = evaluator.run.initial_state()
   for step, tau in ((0, 0.1), (5, 0.2), (20, 0.5)):
-    found = evaluator.judge(state.replace(step=np.int32(step)), tmp_path)
+    found = evaluator.evaluate(state.replace(step=np.int32(step)), tmp_path)
     assert found['temperature'] == pytest.approx(tau)
 
 
 def given(tmp_path, **changes):
-  """An .npz file of features, two clear classes and one that overlaps with both."""
+  """An .npz file of features: two separate classes and one that overlaps with both."""
   rng = np.random.default_rng(0)
   centres = np.array([[4, 0, 0, 0, 0], [0, 4, 0, 0, 0], [2, 2, 0, 0, 0]], np.float32)
   arrays = {}
@@ -444,7 +448,7 @@ def given(tmp_path, **changes):
   return tmp_path / 'given.npz', arrays
 
 
-def settings(**changes):
+def config_with(**changes):
   chosen = base.get_config()
   for key, value in {'eval.k': (5,), **changes}.items():
     config.override(chosen, key, value)
@@ -452,30 +456,30 @@ def settings(**changes):
 
 
 @pytest.mark.parametrize('protocol', ['', 'ridge', 'cacr_small'])
-def test_anyone_s_features_are_judged_alike(tmp_path, protocol):
+def test_features_from_a_file_are_evaluated_like_those_of_a_run(tmp_path, protocol):
   path, x = given(tmp_path)
-  chosen = settings(**{'eval.file': str(path), 'eval.linear': protocol, 'eval.seeds': (1, 2)})
+  chosen = config_with(**{'eval.file': str(path), 'eval.linear': protocol, 'eval.seeds': (1, 2)})
   results = evaluate.evaluate(chosen, tmp_path / 'out')
   data = (x['train_features'], x['train_labels'], x['test_features'], x['test_labels'])
   assert results['knn5'] == knn.accuracy(*data, k=(5,))['knn5']
   assert ('linear' in results) == bool(protocol)
   if protocol == 'cacr_small':
-    report = linear.probe(*data, protocol, seeds=(1, 2)).report
+    report = linear.fit(*data, protocol, seeds=(1, 2)).report
     assert (results['linear'], results['linear_std']) == (report['top1'], report['top1_std'])
   assert results['measures']['backbone']['rankme'] == metrics.rankme(x['test_features'])
   assert json.loads((tmp_path / 'out' / 'evaluation.json').read_text()) == results
 
 
-def test_long_tails_have_a_head_a_middle_and_a_tail():
+def test_long_tails_have_head_middle_and_tail_accuracies():
   rng = np.random.default_rng(0)
   labels = from_features.Labels(np.repeat([0, 1, 2], [30, 10, 3]), np.arange(30) % 3)
   space = from_features.Space(rng.normal(size=(43, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32))
-  results, _ = from_features.judge({'backbone': space}, labels, settings(**{'eval.linear': ''}).eval)
+  results, _ = from_features.evaluate_features({'backbone': space}, labels, config_with(**{'eval.linear': ''}).eval)
   accuracies = results['classes']['knn5']
   assert [results[f'knn5_{third}'] for third in ('head', 'middle', 'tail')] == accuracies
 
 
-def test_the_map_is_the_principal_components():
+def test_the_map_shows_the_principal_components():
   x = np.random.default_rng(0).normal(size=(50, 4)) * np.array([3, 2, 1, 0.5])
   found = from_features.plane(x.astype(np.float32), np.zeros(50, int))
   unit = x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -499,27 +503,27 @@ def test_the_map_is_the_principal_components():
       '^eval.file: test_features: 4 dimensions, but eval.file: train_features has 5',
     ),
     ({'train_features': np.full((60, 5), np.nan, np.float32)}, {}, '^eval.file: train_features: holds NaN or infinity'),
-    ({'train_features': np.full((60, 5), 1e30, np.float32)}, {}, 'rows longer than float32 can tell'),
+    ({'train_features': np.full((60, 5), 1e30, np.float32)}, {}, 'rows with a norm above 1e19'),
     ({'train_features': np.float32(1)}, {}, r'^eval.file: train_features: shape \(\), expected'),
     ({'train_features': np.full((60, 5), 'a', object)}, {}, r'given.npz. cannot be read \(Object arrays'),
-    ({}, {'eval.k': (61,)}, r'eval.k = \(61,\) has more than the 60 training features: lower it'),
+    ({}, {'eval.k': (61,)}, r'eval.k = \(61,\) must not exceed the 60 training features'),
   ],
 )
-def test_features_that_cannot_be_judged_are_refused_in_one_line(tmp_path, changes, chosen, message):
+def test_unusable_features_are_refused_in_one_line(tmp_path, changes, chosen, message):
   path, _ = given(tmp_path, **changes)
   with pytest.raises(ValueError, match=message) as error:
-    evaluate.evaluate(settings(**chosen, **{'eval.file': str(path)}), tmp_path / 'out')
+    evaluate.evaluate(config_with(**chosen, **{'eval.file': str(path)}), tmp_path / 'out')
   assert '\n' not in str(error.value)
   assert not (tmp_path / 'out' / 'evaluation.json').exists()
 
 
-def test_a_file_that_is_none_and_a_workdir_that_is_taken_are_refused(trained, tmp_path):
+def test_a_missing_file_and_an_occupied_workdir_are_refused(trained, tmp_path):
   workdir, *_ = trained
   path, _ = given(tmp_path)
   with pytest.raises(ValueError, match='holds a run: give another directory'):
-    evaluate.evaluate(settings(**{'eval.file': str(path)}), workdir)
+    evaluate.evaluate(config_with(**{'eval.file': str(path)}), workdir)
   with pytest.raises(ValueError, match=r"eval.file = '.*nothing.npz' is not an .npz file"):
-    evaluate.evaluate(settings(**{'eval.file': str(tmp_path / 'nothing.npz')}), tmp_path / 'out')
+    evaluate.evaluate(config_with(**{'eval.file': str(tmp_path / 'nothing.npz')}), tmp_path / 'out')
 
 
 @pytest.mark.parametrize(
@@ -530,7 +534,7 @@ def test_a_file_that_is_none_and_a_workdir_that_is_taken_are_refused(trained, tm
     (np.arange(32) % 2 - 1, np.arange(32) % 2, "data.train_split = 'train': 16 negative .missing. labels"),
   ],
 )
-def test_labels_that_cannot_do_are_refused_before_training(tmp_path, train_labels, test_labels, message):
+def test_unusable_labels_are_refused_before_training(tmp_path, train_labels, test_labels, message):
   images = np.random.default_rng(0).integers(0, 256, (32, 12, 12, 3), np.uint8)
   data = dict(train_images=images, test_images=images, train_labels=train_labels, test_labels=test_labels)
   np.savez(tmp_path / 'odd.npz', **data)
@@ -538,9 +542,31 @@ def test_labels_that_cannot_do_are_refused_before_training(tmp_path, train_label
     train.train(tiny(tmp_path, **{'data.path': str(tmp_path / 'odd.npz')}), tmp_path / 'run')
 
 
-def test_at_the_end_of_training_is_the_evaluation_of_the_workdir(trained, tmp_path):
-  """`eval.at_end`: the same numbers as --mode=evaluate, in the process that trained."""
+def test_the_evaluation_at_the_end_of_training_equals_that_of_the_command(trained, tmp_path):
+  """`eval.at_end` gives the same numbers as --mode=evaluate."""
   _, chosen, results = trained
   chosen = config.restore(chosen.to_dict(), base.get_config(), ['eval.at_end=True'])
   train.train(chosen, tmp_path / 'run')
   assert json.loads((tmp_path / 'run' / 'evaluation.json').read_text()) == results
+
+
+@pytest.mark.parametrize(
+  ('key', 'value', 'message'),
+  [
+    ('features', 'backbon', r"eval\.features = 'backbon' is not a valid choice: did you mean 'backbone'\?"),
+    ('train_images', 'some', r"eval\.train_images = 'some' is not a valid choice: give one of kept, all"),
+    ('vote', 'cosin', r"eval\.vote = 'cosin' is not a valid choice: did you mean 'cosine'\?"),
+    ('linear', 'cacr_smal', r"eval\.linear = 'cacr_smal' is not a valid choice: did you mean 'cacr_small'\?"),
+    ('finetune', 'linear 20%', r"eval\.finetune = 'linear 20%' is not a valid choice: did you mean 'linear 10%'\?"),
+  ],
+)
+def test_invalid_choices_are_refused(tmp_path, key, value, message):
+  settings.check(base.get_config().eval)
+  with pytest.raises(ValueError, match='^' + message):
+    evaluate.evaluate(config_with(**{f'eval.{key}': value}), tmp_path)
+
+
+def test_every_choice_is_accepted():
+  for key, known in settings.CHOICES.items():
+    for value in known:
+      settings.check(config_with(**{f'eval.{key}': value}).eval)

@@ -1,4 +1,4 @@
-"""Features are kept under a name that says what they are of."""
+"""The file name of stored features depends on what they are computed from."""
 
 import numpy as np
 from PIL import Image
@@ -15,7 +15,7 @@ def folder(path, names):
   return lambda: sources.load(settings, 'train')
 
 
-def test_the_images_of_a_folder_are_named_by_their_paths(tmp_path):
+def test_images_of_a_folder_are_identified_by_their_paths(tmp_path):
   load = folder(tmp_path, ['cat', 'dog'])
   first, second = (features.digest({}, {'w': np.ones(2)}, load()) for _ in range(2))
   assert first == second

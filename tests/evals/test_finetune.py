@@ -1,4 +1,4 @@
-"""Encoders trained on labels: which labels, which weights, what is trained, and the same on any devices."""
+"""Training on labels: which labels, which weights, what is trained, and the same result on any devices."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ssl_jax.data import augment, pipeline, sources
-from ssl_jax.evals import evaluate, finetune, linear
+from ssl_jax.evals import finetune, linear
 from ssl_jax.run import builder
 from tests.test_train import tiny
 
@@ -22,23 +22,23 @@ SHORT = dataclasses.replace(finetune.FULL, epochs=4, milestones=(3,), learning_r
 def prepared(tmp_path_factory):
   """(devices -> run, the state of an untrained encoder)"""
   folder = tmp_path_factory.mktemp('data')
-  parts = functools.cache(lambda devices: builder.prepare(tiny(folder, **{'parallel.devices': devices})))
+  parts = functools.cache(lambda devices: builder.build(tiny(folder, **{'parallel.devices': devices})))
   return parts, parts(1).initial_state()
 
 
 @pytest.fixture
 def unaugmented(prepared, monkeypatch):
-  """(the run on one device, its state), whose images are trained on as they are"""
+  """(the run on one device, its state), trained without augmentation"""
   parts, state = prepared
   chosen = parts(1)
-  plain = (lambda key, image: chosen.normalize(image)), chosen.normalize
-  monkeypatch.setattr(finetune, '_crops_and_flips', lambda config, on_device=True: plain)
+  plain = lambda key, image: chosen.views.shown(image)
+  monkeypatch.setattr(finetune, '_crops_and_flips', lambda config, on_device: plain)
   return chosen, state
 
 
 def extracted(chosen, state, source):
   """Backbone features [n, d]"""
-  images = jax.vmap(chosen.normalize)(source.items)
+  images = jax.vmap(chosen.views.shown)(source.items)
   return np.asarray(jax.jit(chosen.method.features)(state.params, state.batch_stats, images)['backbone'])
 
 
@@ -51,7 +51,7 @@ def fit(prepared, devices, protocol, *, frozen, images=slice(None)):
   return chosen.devices.unreplicate((fitted['params'], fitted['stats']))
 
 
-def test_shares_are_of_each_class_and_shots_are_exact():
+def test_shares_are_per_class_and_shots_are_exact():
   labels = np.repeat([0, 1, 2], [200, 40, 5])
   for which, counts in {'all': [200, 40, 5], '10%': [20, 4, 1], '1%': [2, 1, 1], '5-shot': [5, 5, 5]}.items():
     chosen = finetune.chosen_labels(labels, which, seed=0)
@@ -62,10 +62,10 @@ def test_shares_are_of_each_class_and_shots_are_exact():
   np.testing.assert_array_equal(first, finetune.chosen_labels(labels, '5-shot', seed=0))
 
 
-def test_labels_that_cannot_be_had_are_refused():
+def test_impossible_choices_of_labels_are_refused():
   with pytest.raises(ValueError, match='class 1 has 3 training images; use a share, such as 10%'):
     finetune.chosen_labels(np.repeat([0, 1], [9, 3]), '5-shot', seed=0)
-  with pytest.raises(ValueError, match=r"labels: '20%', expected one of all, 10%, 1%, 5-shot"):
+  with pytest.raises(ValueError, match=r"labels = '20%' is not a valid choice: did you mean '10%'"):
     finetune.chosen_labels(np.arange(4), '20%', seed=0)
 
 
@@ -77,8 +77,8 @@ def test_class_weights_make_classes_equal():
   assert weights[labels].mean() == pytest.approx(1)
 
 
-def test_dystress_s_schedule():
-  rates = finetune.FULL.learning_rate * finetune.FULL.rates()
+def test_the_schedule_is_that_of_dystress():
+  rates = finetune.FULL.learning_rate * finetune.FULL.factors()
   np.testing.assert_allclose(rates[[0, 29, 30, 39, 40, 49]], [0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
@@ -94,49 +94,49 @@ def test_fine_tuning_learns_easy_classes_and_moves_the_encoder(prepared):
   assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool(np.any(a != b)), stats, state.batch_stats['encoder'])))
 
 
-def test_the_host_crops_from_the_images_as_they_are_stored(tmp_path, monkeypatch):
+def test_the_host_crops_the_stored_images(tmp_path, monkeypatch):
   chosen = tiny(tmp_path, **{'data.image_size': 8, 'data.on_device': 'no', 'augment.crop_scale': (0.4, 0.9)})
-  prepared, asked = builder.prepare(chosen), []
+  prepared, calls = builder.build(chosen), []
   batches = pipeline.batches
-  monkeypatch.setattr(pipeline, 'batches', lambda source, **kw: asked.append((source, kw)) or batches(source, **kw))
+  monkeypatch.setattr(pipeline, 'batches', lambda source, **kw: calls.append((source, kw)) or batches(source, **kw))
   assert finetune.finetune(prepared, prepared.initial_state(), protocol=SHORT)['top1'] > 60
-  ((source, settings),) = asked
+  ((source, settings),) = calls
   assert source.items.shape == (64, 12, 12, 3)
   (crop,) = settings['crops']
   assert (crop.size, crop.scale) == (8, (0.4, 0.9))
 
 
-def test_what_the_host_has_cropped_is_not_cropped_again(tmp_path, monkeypatch):
+def test_images_cropped_by_the_host_are_not_cropped_again(tmp_path, monkeypatch):
   changes = {'data.image_size': 8, 'data.on_device': 'no', 'augment.crop_scale': (0.2, 0.3), 'augment.flip': 0.0}
-  chosen = builder.prepare(tiny(tmp_path, **changes))
+  chosen = builder.build(tiny(tmp_path, **changes))
   seen, image = [], np.random.default_rng(0).integers(256, size=(8, 8, 3), dtype=np.uint8)
   update = lambda model, direction, augment, *rest: seen.append(augment) or (lambda *state: state)
   monkeypatch.setattr(finetune._Classifier, 'update', update)
   monkeypatch.setattr(finetune, '_host_epochs', lambda *given: contextlib.nullcontext(lambda state, epoch: state))
   fit(((lambda devices: chosen), chosen.initial_state()), 1, SHORT, frozen=False)
-  np.testing.assert_allclose(seen[0](jax.random.key(0), image), chosen.normalize(image), rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(seen[0](jax.random.key(0), image), chosen.views.shown(image), rtol=1e-5, atol=1e-6)
 
 
 def test_images_of_another_stored_size_are_cropped_on_the_device(tmp_path, monkeypatch):
-  chosen = builder.prepare(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
+  chosen = builder.build(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
   monkeypatch.delattr(finetune, '_host_epochs')
   fit(((lambda devices: chosen), chosen.initial_state()), 1, dataclasses.replace(SHORT, epochs=1), frozen=False)
 
 
-def test_arrays_that_are_not_to_be_on_the_device_are_not_put_there(tmp_path, monkeypatch):
-  chosen = builder.prepare(tiny(tmp_path, **{'data.on_device': 'no'}))
+def test_arrays_stay_off_the_device_if_the_config_says_so(tmp_path, monkeypatch):
+  chosen = builder.build(tiny(tmp_path, **{'data.on_device': 'no'}))
   assert chosen.train.ready(12)
   monkeypatch.delattr(finetune, '_device_epochs')
   fit(((lambda devices: chosen), chosen.initial_state()), 1, dataclasses.replace(SHORT, epochs=1), frozen=False)
 
 
-def test_the_host_s_workers_and_processes_fine_tune(tmp_path, monkeypatch):
-  chosen = builder.prepare(tiny(tmp_path, **{'data.on_device': 'no', 'data.image_size': 8, 'data.workers': 3}))
-  asked = {}
-  monkeypatch.setattr(pipeline, 'batches', lambda source, **settings: asked.update(settings) or iter(()))
+def test_host_batches_use_the_configured_workers_and_processes(tmp_path, monkeypatch):
+  chosen = builder.build(tiny(tmp_path, **{'data.on_device': 'no', 'data.image_size': 8, 'data.workers': 3}))
+  used = {}
+  monkeypatch.setattr(pipeline, 'batches', lambda source, **settings: used.update(settings) or iter(()))
   monkeypatch.setattr(finetune.contextlib, 'closing', contextlib.nullcontext)
   with finetune._host_epochs(chosen, chosen.train, lambda *state: state, 16, 2, seed=5):
-    assert asked['num_workers'] == 3 and {'process_index', 'process_count'} <= asked.keys()
+    assert used['num_workers'] == 3 and {'process_index', 'process_count'} <= used.keys()
 
 
 @pytest.mark.parametrize('frozen', [False, True])
@@ -149,7 +149,7 @@ def test_the_same_classifier_on_any_devices(prepared, frozen):
 @pytest.mark.parametrize('frozen', [False, True])
 def test_the_same_classifier_from_images_on_the_device_and_from_the_host(tmp_path, frozen, monkeypatch):
   protocol = dataclasses.replace(SHORT, epochs=2)
-  chosen = builder.prepare(tiny(tmp_path, augment=dict(name='none', flip=0.5)))  # the host draws crops of its own
+  chosen = builder.build(tiny(tmp_path, augment=dict(name='none', flip=0.5)))  # the host draws different crops
   prepared = (lambda devices: chosen), chosen.initial_state()
   one_by_one = fit(prepared, 1, protocol, frozen=frozen)
   with monkeypatch.context() as patched:
@@ -162,7 +162,7 @@ def test_the_same_classifier_from_images_on_the_device_and_from_the_host(tmp_pat
 
 
 @pytest.mark.parametrize('name', ['cacr_large', 'cacr_small', 'imagenet_lars'])
-def test_a_frozen_encoder_stays_as_it_was(prepared, name):
+def test_a_frozen_encoder_does_not_change(prepared, name):
   _, state = prepared
   protocol = dataclasses.replace(linear.PROTOCOLS[name], epochs=1, batch=32)
   params, stats = fit(prepared, 1, protocol, frozen=True)
@@ -172,8 +172,8 @@ def test_a_frozen_encoder_stays_as_it_was(prepared, name):
 
 
 @pytest.mark.parametrize('scale', ['norm', 'none'])
-def test_without_augmentation_a_frozen_step_is_the_papers_formula(prepared, unaugmented, scale):
-  """One full batch: W − rate · Xᵀ(softmax(XW) − Y)/n, X centred and scaled or as it is, in float64."""
+def test_without_augmentation_a_frozen_step_equals_the_formula(prepared, unaugmented, scale):
+  """One full batch: W − rate · Xᵀ(softmax(XW) − Y)/n in float64, with X centred and scaled, or unchanged."""
   chosen, state = unaugmented
   protocol = linear.Protocol('', 'sgd', 2.0, 64, 1, (5,), 0.1, scale=scale)
   params, _ = fit(prepared, 1, protocol, frozen=True)
@@ -188,12 +188,12 @@ def test_without_augmentation_a_frozen_step_is_the_papers_formula(prepared, unau
   np.testing.assert_allclose(params['head']['bias'], -2.0 * error.mean(axis=0), rtol=1e-3, atol=1e-5)
 
 
-def test_fine_tuning_steps_are_those_of_the_classes_mean_loss(prepared, unaugmented):
-  """Two full batches of unequal classes, the second at a tenth of the rate; momentum 0.9 over all weights."""
+def test_fine_tuning_minimises_the_mean_loss_of_the_classes(prepared, unaugmented):
+  """Two full batches of unequal classes, the second at a tenth of the learning rate; momentum 0.9 on all weights."""
   chosen, state = unaugmented
   kept = np.flatnonzero(np.arange(64) // 4 < np.array([16, 8, 4, 2])[chosen.train.labels])
   found, _ = fit(prepared, 1, linear.Protocol('', 'sgd', 0.5, 30, 2, (1,), 0.1), frozen=False, images=kept)
-  images, labels = jax.vmap(chosen.normalize)(chosen.train.items[kept]), chosen.train.labels[kept]
+  images, labels = jax.vmap(chosen.views.shown)(chosen.train.items[kept]), chosen.train.labels[kept]
   assert np.bincount(labels).tolist() == [16, 8, 4, 2]
   encoder = chosen.method.network.encoder.clone(axis_name=None)
 
@@ -213,13 +213,12 @@ def test_fine_tuning_steps_are_those_of_the_classes_mean_loss(prepared, unaugmen
   chex.assert_trees_all_close(found, params, rtol=1e-3, atol=1e-4)
 
 
-def test_colours_stay_as_they_are(prepared, tmp_path):
-  """Only the crop and the flip of the run's augmentation are left."""
+def test_colours_are_not_augmented(prepared, tmp_path):
+  """Only the crop and the flip of the run's augmentation remain."""
   parts, _ = prepared
   names = ('jitter', 'grey', 'blur', 'solarize', 'cutout', 'rotation', 'noise')
-  changed, _ = finetune._crops_and_flips(
-    tiny(tmp_path, augment=dict(name='dystress_cifar', **dict.fromkeys(names, 1.0)))
-  )
+  chosen = tiny(tmp_path, augment=dict(name='dystress_cifar', **dict.fromkeys(names, 1.0)))
+  changed = finetune._crops_and_flips(chosen, on_device=True)
   plain = augment.make(dict(size=12, crop=True, flip=0.5, **augment.MEAN_STD['cifar10']))
   keys, images = jax.random.split(jax.random.key(0), 8), parts(1).train.items[:8]
   views = (jax.jit(jax.vmap(view))(keys, images) for view in (changed, plain))
@@ -227,21 +226,21 @@ def test_colours_stay_as_they_are(prepared, tmp_path):
 
 
 def test_test_images_are_classified_with_running_statistics(prepared, monkeypatch):
-  """The labels are what a classifier answers with them: it is never wrong."""
+  """The labels are the predictions of a classifier with these statistics, so its accuracy is 100 %."""
   parts, state = prepared
   chosen = parts(1)
   encoder, stats = state.params['network']['encoder'], state.batch_stats['encoder']
-  x = extracted(chosen, state, chosen.test)
+  x = extracted(chosen, state, chosen.eval_test)
   kernel = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
   head = {'kernel': kernel, 'bias': -x.mean(axis=0) @ kernel}
-  monkeypatch.setattr(chosen.test, 'labels', np.argmax(x @ kernel + head['bias'], axis=1))
+  monkeypatch.setattr(chosen.eval_test, 'labels', np.argmax(x @ kernel + head['bias'], axis=1))
   model = finetune._Classifier(chosen, False, np.zeros(8, np.float32), np.float32(1))
   fitted = chosen.devices.replicate({'params': {'encoder': encoder, 'head': head}, 'stats': stats})
   monkeypatch.setattr(finetune, '_fit', lambda *args: (model, fitted))
   assert finetune.finetune(chosen, state)['top1'] == 100
 
 
-def test_each_seed_is_a_classifier(prepared, monkeypatch):
+def test_each_seed_trains_a_classifier(prepared, monkeypatch):
   parts, state = prepared
   hits = lambda *args: (np.arange(10) < args[-1], np.arange(10) <= args[-1])
   monkeypatch.setattr(finetune, '_one_seed', hits)
@@ -249,29 +248,29 @@ def test_each_seed_is_a_classifier(prepared, monkeypatch):
   assert (found['top1'], found['top1_seeds'], found['top5']) == (40, [30, 50], 50)
 
 
-def test_evaluations_fine_tune_by_config(prepared, monkeypatch):
+def test_evaluations_fine_tune_as_configured(prepared, monkeypatch):
   parts, state = prepared
   chosen = parts(1)
-  asked = []
+  calls = []
   report = {'top1': 50.0, 'top1_std': None}
 
   def record(run, state, *, labels='all', protocol=finetune.FULL, extracted=None, seeds):
-    asked.append((labels, protocol, extracted, tuple(seeds)))
+    calls.append((labels, protocol, extracted, tuple(seeds)))
     return {**report, 'frozen': extracted is not None, 'labels': labels}
 
   monkeypatch.setattr(finetune, 'finetune', record)
   monkeypatch.setitem(chosen.config.eval, 'seeds', (2, 3))
   for choice in ('5-shot', 'linear', 'linear 1%'):
     monkeypatch.setitem(chosen.config.eval, 'finetune', choice)
-    assert evaluate._finetune(chosen, state, extracted)['finetune'] == 50.0
-  assert asked == [
+    assert finetune.evaluate(chosen, state, extracted)['finetune'] == 50.0
+  assert calls == [
     ('5-shot', finetune.FULL, None, (2, 3)),
-    ('all', linear.PROTOCOLS['supervised_cifar'], extracted, (2, 3)),
-    ('1%', linear.PROTOCOLS['supervised_cifar'], extracted, (2, 3)),
+    ('all', linear.PROTOCOLS['balanced_cifar'], extracted, (2, 3)),
+    ('1%', linear.PROTOCOLS['balanced_cifar'], extracted, (2, 3)),
   ]
 
 
-def test_calls_wait_for_those_before_them():
+def test_calls_wait_for_earlier_calls():
   waited = []
 
   class Loss:
@@ -289,7 +288,7 @@ def test_calls_wait_for_those_before_them():
   assert seen == [[], [], [0], [0, 1], [0, 1, 2]]
 
 
-def test_a_classifier_that_diverges_recognises_nothing(prepared):
+def test_a_classifier_that_diverges_has_zero_accuracy(prepared):
   parts, state = prepared
   wild = dataclasses.replace(SHORT, epochs=1, milestones=(), learning_rate=float('inf'))
   found = finetune.finetune(parts(1), state, protocol=wild)

@@ -12,7 +12,7 @@ from ssl_jax.evals import knn
 
 
 def clusters(n=150, q=41, d=8, classes=5, seed=0):
-  """Overlapping classes of different sizes, of any length: a bank and queries with labels."""
+  """A bank and queries with labels: overlapping classes of different sizes, features of different norms."""
   rng = np.random.default_rng(seed)
   centres = rng.normal(size=(classes, d))
   labels = np.sort(rng.choice(classes, size=n + q, p=np.arange(1, classes + 1) / (classes * (classes + 1) / 2)))
@@ -28,7 +28,7 @@ def unit(x):
 
 
 def loop_scores(bank, labels, queries, k, weight, classes):
-  """Sum the weights of the k most similar, one query and one neighbour at a time, in float64."""
+  """Sums the weights of the k most similar, one query and one neighbour at a time, in float64."""
   scores = np.zeros((len(queries), classes))
   for row, query in enumerate(unit(queries)):
     similarities = [float(query @ b) for b in unit(bank)]
@@ -47,7 +47,7 @@ WEIGHTS = {
 
 class KnnTest(chex.TestCase):
   @parameterized.product(vote=knn.VOTES, block=(None, 7, 41))
-  def test_every_k_of_one_search_is_the_loop(self, vote, block):
+  def test_every_k_of_one_search_equals_the_loop(self, vote, block):
     bank, labels, queries, _ = clusters()
     scores = knn.classify(bank, labels, queries, k=(1, 150, 10), vote=vote, block=block)
     self.assertEqual(list(scores), [1, 10, 150])
@@ -55,7 +55,7 @@ class KnnTest(chex.TestCase):
       np.testing.assert_allclose(score, loop_scores(bank, labels, queries, k, WEIGHTS[vote], 5), rtol=2e-4, atol=1e-6)
 
   @parameterized.product(k=(1, 10, 60))
-  def test_accuracy_is_scikit_learn_s(self, k):
+  def test_accuracy_equals_scikit_learn(self, k):
     bank, labels, queries, query_labels = clusters(n=400, q=200)
     weights = {
       'cosine': lambda distance: np.exp((1 - distance**2 / 2) / 0.1),
@@ -66,17 +66,17 @@ class KnnTest(chex.TestCase):
       model = KNeighborsClassifier(k, weights=weights[vote]).fit(unit(bank), labels)
       probabilities = model.predict_proba(unit(queries))
       own = probabilities[np.arange(200), query_labels]
-      # A class without a vote is no answer, whatever its place among the zeros.
+      # A class without a vote is not a hit, whatever its rank among the zeros.
       top2 = ((probabilities > own[:, None]).sum(axis=1) < 2) & (own > 0)
       measured = knn.accuracy(bank, labels, queries, query_labels, k=(k,), vote=vote, topk=(1, 2))
       self.assertEqual(set(measured), {f'knn{k}', f'knn{k}_top2'})
       self.assertAlmostEqual(measured[f'knn{k}'], 100 * (model.predict(unit(queries)) == query_labels).mean(), places=4)
-      if vote != 'majority':  # its ties are scikit-learn's to break only for the first place
+      if vote != 'majority':  # scikit-learn breaks ties in the same way only for the first place
         self.assertAlmostEqual(measured[f'knn{k}_top2'], 100 * top2.mean(), places=4)
 
   @parameterized.parameters((1, 1), (7, 7), (50, 3), (1000, 1), (1000, 13), (997, 20), (64, 16), (300, 299))
-  def test_two_short_searches_are_one_long_one(self, n, k):
-    # Few different values: the order of ties is the order of the bank, across the borders of groups and of padding.
+  def test_two_short_searches_equal_one_long_one(self, n, k):
+    # Few distinct values: ties follow the order of the bank, across groups and padding.
     rng = np.random.default_rng(n + k)
     rows = rng.integers(-3, 2, size=(40, n)).astype(np.float32)
     values, indices = knn.top_k(jnp.asarray(rows), k)
@@ -91,7 +91,7 @@ class KnnTest(chex.TestCase):
     np.testing.assert_array_equal(indices, np.argsort(-expected, axis=1)[:, :12])
     np.testing.assert_allclose(similarities, -np.sort(-expected, axis=1)[:, :12], atol=1e-6)
 
-  def test_an_equal_vector_outvotes_the_rest_by_distance(self):
+  def test_with_the_distance_vote_an_equal_vector_outvotes_the_rest(self):
     bank = np.concatenate([np.eye(4, dtype=np.float32)[:1], np.tile([[0.99, 0.1, 0.0, 0.0]], (9, 1))]).astype(
       np.float32
     )
@@ -100,10 +100,10 @@ class KnnTest(chex.TestCase):
     self.assertEqual(knn.classify(bank, labels, query, k=(10,), vote='distance')[10].argmax(), 1)
     self.assertEqual(knn.classify(bank, labels, query, k=(10,), vote='majority')[10].argmax(), 0)
 
-  def test_ties_go_to_the_lower_class_and_length_does_not_count(self):
+  def test_ties_go_to_the_lower_class_and_norms_do_not_matter(self):
     bank = np.array([[0, 5], [0, 1], [1, 0], [9, 0]], np.float32)
     scores = knn.classify(bank, np.array([2, 1, 0, 0]), np.array([[0, 2]], np.float32), k=(1, 2), vote='majority')
-    np.testing.assert_array_equal(scores[1], [[0, 0, 1]])  # equal similarity: the lower index of the bank
+    np.testing.assert_array_equal(scores[1], [[0, 0, 1]])  # equal similarity: the lower index
     np.testing.assert_array_equal(scores[2], [[0, 1, 1]])
     self.assertTrue(knn.hits(scores[2], np.array([1]), 1))
     self.assertFalse(knn.hits(scores[2], np.array([2]), 1))
@@ -116,7 +116,7 @@ class KnnTest(chex.TestCase):
     sharp = knn.accuracy(bank, labels, queries, query_labels, k=(150,), temperature=1e-4, topk=(1,))['knn150']
     self.assertEqual(one, sharp)
 
-  def test_digits_twice_are_the_same_to_the_last_digit(self):
+  def test_two_calls_on_the_digits_agree_to_the_last_digit(self):
     x, y = datasets.load_digits(return_X_y=True)
     x = (x - 8).astype(np.float32)
     first = knn.accuracy(x[:1200], y[:1200], x[1200:], y[1200:], k=(1, 20))
@@ -133,8 +133,8 @@ class KnnTest(chex.TestCase):
     (dict(k=(151,)), 'k: 151, expected 1 to 150'),
     (dict(k=()), r'k: \(\)'),
     (dict(k=(0, 3)), r'k: \(0, 3\)'),
-    (dict(vote='loud'), "vote: 'loud', expected one of cosine"),
-    (dict(temperature=0.0), 'temperature: 0.0'),
+    (dict(vote='loud'), "vote = 'loud' is not a valid choice: give one of cosine"),
+    (dict(temperature=0.0), 'temperature = 0.0 must be positive'),
     (dict(bank_labels=None), 'bank_labels: None'),
     (dict(query_labels=None), 'query_labels: None'),
     (dict(bank_labels=np.zeros(150, int)), 'bank_labels: every example is of class 0'),

@@ -1,4 +1,4 @@
-"""Linear probes: training against a float64 loop, closed forms against scikit-learn, every protocol on the digits."""
+"""Linear classifiers: training against a float64 loop, others against scikit-learn, every protocol on the digits."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ def small(n=37, d=5, classes=3):
 
 
 def train_loop(x, y, seed, rate, protocol, batch, classes):
-  """One classifier, one step at a time, with the optimisers written out, in float64."""
+  """One classifier, one step at a time, with the optimizers written out, in float64."""
   n, d = x.shape
   x = x.astype(np.float64)
   key = jax.random.key(seed)
@@ -64,12 +64,12 @@ def train_loop(x, y, seed, rate, protocol, batch, classes):
       p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
       error = (p - np.eye(classes)[y[rows]]) / batch
       for name, g in {'kernel': x[rows].T @ error, 'bias': error.sum(axis=0)}.items():
-        if protocol.optimiser == 'adam':
+        if protocol.optimizer == 'adam':
           first[name] = 0.5 * first[name] + 0.5 * g
           second[name] = 0.999 * second[name] + 0.001 * g**2
           step = first[name] / (1 - 0.5**t) / (np.sqrt(second[name] / (1 - 0.999**t)) + 1e-8)
         else:
-          if protocol.optimiser == 'lars' and name == 'kernel':
+          if protocol.optimizer == 'lars' and name == 'kernel':
             g = g * 0.001 * np.linalg.norm(weights[name]) / np.linalg.norm(g)
           first[name] = step = 0.9 * first[name] + g
         weights[name] = weights[name] - now * step
@@ -77,8 +77,8 @@ def train_loop(x, y, seed, rate, protocol, batch, classes):
 
 
 class TrainingTest(chex.TestCase):
-  @parameterized.parameters(('behaviour', 0.5), ('cacr_small', 0.01), ('supervised_cifar', 0.5), ('imagenet_lars', 3.0))
-  def test_training_is_the_loop_for_every_seed_and_rate(self, name, rate):
+  @parameterized.parameters(('behaviour', 0.5), ('cacr_small', 0.01), ('balanced_cifar', 0.5), ('imagenet_lars', 3.0))
+  def test_training_equals_the_loop_for_every_seed_and_learning_rate(self, name, rate):
     x, y = small()
     protocol = dataclasses.replace(linear.PROTOCOLS[name], epochs=6)
     if protocol.milestones:
@@ -103,14 +103,14 @@ class TrainingTest(chex.TestCase):
     ('behaviour', {0: 1, 39: 1, 40: 0.2, 60: 0.04, 80: 0.008, 99: 0.008}),
     ('cacr_small', {0: 1, 59: 1, 60: 0.2, 80: 0.04}),
     ('cacr_large', {59: 1, 60: 0.1, 79: 0.1, 80: 0.01}),
-    ('supervised_cifar', {0: 1, 45: 0.5}),
+    ('balanced_cifar', {0: 1, 45: 0.5}),
   )
-  def test_rates_are_the_papers(self, name, expected):
-    factors = linear.PROTOCOLS[name].rates()
+  def test_schedules_are_those_of_the_papers(self, name, expected):
+    factors = linear.PROTOCOLS[name].factors()
     for epoch, factor in expected.items():
       self.assertAlmostEqual(factors[epoch], factor)
 
-  def test_the_batch_is_the_papers_except_on_small_sets(self):
+  def test_the_batch_size_is_the_paper_s_except_on_small_sets(self):
     sgd, lars = linear.PROTOCOLS['cacr_large'], linear.PROTOCOLS['imagenet_lars']
     self.assertEqual(linear._batch(sgd, 50_000), (256, 1.0))
     self.assertEqual(linear._batch(sgd, 1280), (32, 0.125))
@@ -118,7 +118,7 @@ class TrainingTest(chex.TestCase):
     self.assertEqual(linear._batch(lars, 1280), (32, 1.0))
     self.assertEqual(linear._batch(sgd, 3), (1, 1 / 256))
 
-  def test_scale_is_undone_by_no_more_than_one_number_and_a_shift(self):
+  def test_features_are_scaled_by_one_number_after_a_shift(self):
     x = np.random.default_rng(0).normal(3, 5, size=(50, 4)).astype(np.float32)
     train, test = scaled(x, x[:7])
     np.testing.assert_allclose(np.mean(np.square(train)), 1, rtol=1e-5)
@@ -135,7 +135,7 @@ class DigitsTest(chex.TestCase):
   def test_every_protocol_reaches_scikit_learn(self, name):
     ours, theirs = [], []
     for split in (0, 1):
-      report = linear.probe(*digits(split), name, seeds=(0, 1)).report
+      report = linear.fit(*digits(split), name, seeds=(0, 1)).report
       ours.append(report['top1'])
       theirs.append(scikit_learn_digits(split))
     self.assertGreater(np.mean(ours), np.mean(theirs) - 0.5)
@@ -143,7 +143,7 @@ class DigitsTest(chex.TestCase):
     self.assertEqual(report['epochs'], linear.PROTOCOLS[name].epochs)
     json.dumps(report)
 
-  def test_logistic_is_scikit_learn_s(self):
+  def test_logistic_equals_scikit_learn(self):
     train_x, train_y, test_x, test_y = digits(0)
     result = linear.logistic(train_x, train_y, test_x, test_y)
     train, test = (np.asarray(x) for x in scaled(train_x, test_x))
@@ -156,11 +156,11 @@ class DigitsTest(chex.TestCase):
     top5 = np.argsort(-model.predict_proba(test), axis=1)[:, :5]
     self.assertAlmostEqual(result.report['top5'], 100 * (top5 == test_y[:, None]).any(axis=1).mean(), places=4)
 
-  def test_logistic_says_where_it_did_not_converge(self):
+  def test_logistic_reports_that_it_did_not_converge(self):
     report = linear.logistic(*digits(0), penalty=0.0, steps=5).report
     self.assertEqual((report['steps'], report['converged']), (5, False))
 
-  def test_ridge_is_scikit_learn_s(self):
+  def test_ridge_equals_scikit_learn(self):
     train_x, train_y, test_x, test_y = digits(1)
     result = linear.ridge(train_x, train_y, test_x, test_y, penalty=0.01)
     train, test = (np.asarray(x, np.float64) for x in scaled(train_x, test_x))
@@ -168,23 +168,23 @@ class DigitsTest(chex.TestCase):
     np.testing.assert_array_equal(result.predictions[0], model.predict(test))
     self.assertAlmostEqual(result.report['top1'], 100 * model.score(test, test_y), places=4)
 
-  def test_the_rate_is_chosen_on_held_out_training_examples(self):
+  def test_the_learning_rate_is_chosen_on_held_out_training_examples(self):
     train_x, train_y, test_x, test_y = digits(2)
     rates = (1e-9, 30.0)
-    result = linear.probe(train_x, train_y, test_x, test_y, 'supervised_cifar', learning_rates=rates)
+    result = linear.fit(train_x, train_y, test_x, test_y, 'balanced_cifar', learning_rates=rates)
     self.assertEqual(result.report['learning_rate'], 30.0)
     self.assertEqual(tuple(result.report['held_out_top1']), rates)
     self.assertGreater(result.report['held_out_top1'][30.0], 90)
-    # The test set has no say, and the winner is trained on all of the training set, as if it had been the only one.
-    wrong = linear.probe(train_x, train_y, test_x, np.roll(test_y, 1), 'supervised_cifar', learning_rates=rates)
+    # The test set has no influence, and the best rate is used on the whole training set, as if it were the only one.
+    wrong = linear.fit(train_x, train_y, test_x, np.roll(test_y, 1), 'balanced_cifar', learning_rates=rates)
     self.assertEqual(wrong.report['held_out_top1'], result.report['held_out_top1'])
-    alone = linear.probe(train_x, train_y, test_x, test_y, 'supervised_cifar', learning_rates=(30.0,))
+    alone = linear.fit(train_x, train_y, test_x, test_y, 'balanced_cifar', learning_rates=(30.0,))
     np.testing.assert_array_equal(alone.predictions, result.predictions)
 
-  def test_twice_is_the_same_and_seeds_differ(self):
+  def test_two_calls_agree_and_seeds_differ(self):
     data = digits(3)
-    first = linear.probe(*data, 'supervised_cifar', seeds=(0, 1))
-    again = linear.probe(*data, 'supervised_cifar', seeds=(0, 1))
+    first = linear.fit(*data, 'balanced_cifar', seeds=(0, 1))
+    again = linear.fit(*data, 'balanced_cifar', seeds=(0, 1))
     self.assertEqual(first.report, again.report)
     np.testing.assert_array_equal(first.predictions, again.predictions)
     self.assertTrue((first.predictions[0] != first.predictions[1]).any())
@@ -197,10 +197,10 @@ class DigitsTest(chex.TestCase):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    (dict(protocol='sgd'), "protocol: 'sgd', expected one of behaviour, cacr_small"),
-    (dict(learning_rates=()), r'learning_rates: \[\]'),
-    (dict(learning_rates=(0.1, -1)), r'learning_rates: \[0.1, -1.0\]'),
-    (dict(seeds=()), r'seeds: \(\), expected at least one'),
+    (dict(protocol='sgd'), "protocol = 'sgd' is not a valid choice: give one of behaviour, cacr_small"),
+    (dict(learning_rates=()), r'learning_rates = \[\] must be at least one positive number'),
+    (dict(learning_rates=(0.1, -1)), r'learning_rates = \[0.1, -1.0\] must be'),
+    (dict(seeds=()), r'seeds = \(\) must be at least one integer'),
     (dict(train_y=None), 'train_y: None'),
     (dict(train_y=np.zeros(37, int)), 'train_y: every example is of class 0'),
     (dict(test_y=np.full(37, 9)), r'test_y: classes \[9\] do not occur in train_y'),
@@ -212,13 +212,13 @@ def test_errors_name_the_argument(change, message):
   x, y = small()
   arguments = dict(train_x=x, train_y=y, test_x=x, test_y=y, protocol='behaviour')
   with pytest.raises(ValueError, match=message) as error:
-    linear.probe(**(arguments | change))
+    linear.fit(**(arguments | change))
   assert '\n' not in str(error.value)
 
 
 def test_penalties_are_checked():
   x, y = small()
-  with pytest.raises(ValueError, match='penalty: -1, expected 0 or more'):
+  with pytest.raises(ValueError, match='penalty = -1 must be at least 0'):
     linear.logistic(x, y, x, y, penalty=-1)
-  with pytest.raises(ValueError, match='penalty: 0, expected a number above 0'):
+  with pytest.raises(ValueError, match='penalty = 0 must be positive'):
     linear.ridge(x, y, x, y, penalty=0)

@@ -1,4 +1,4 @@
-"""Metrics against loops over pairs in float64, on imbalanced classes, in any block, and against what theory says."""
+"""Metrics against float64 loops over pairs, on imbalanced classes, with any block size, and against theory."""
 
 import math
 
@@ -13,12 +13,12 @@ from ssl_jax import temperature
 from ssl_jax.evals import knn, metrics, row_blocks
 from tests.reference import pairwise
 
-LABELS = np.repeat([0, 2, 3, 7], [19, 10, 5, 3])  # imbalanced, and not every number is a class
+LABELS = np.repeat([0, 2, 3, 7], [19, 10, 5, 3])  # imbalanced, and some numbers are not classes
 N, D = len(LABELS), 6
 
 
 def make_views(v=3, noise=0.4, seed=0):
-  """Views [v, N, D] of clustered images, in no order, of any length."""
+  """Views [v, N, D] of clustered images, shuffled, with different norms."""
   rng = np.random.default_rng(seed)
   images = 1.5 * rng.normal(size=(8, D))[LABELS] + rng.normal(size=(N, D))
   views = (images + noise * rng.normal(size=(v, N, D))) * rng.uniform(0.2, 4, size=(v, N, 1))
@@ -41,7 +41,7 @@ class PairsTest(chex.TestCase):
     self.assertAlmostEqual(metrics.uniformity(X, t=t, block=block), pairwise.uniformity(X, t), places=5)
 
   def test_uniformity_of_a_uniform_circle_is_the_integral(self):
-    # On the circle E exp(−2‖x − y‖²) = E exp(4 cos θ − 4) = e⁻⁴ I₀(4); all pairs less each with itself.
+    # On the circle E exp(−2‖x − y‖²) = E exp(4 cos θ − 4) = e⁻⁴ I₀(4); each example is not paired with itself.
     n = 500
     angle = 2 * np.pi * np.arange(n) / n
     mean = math.exp(-4) * np.i0(4.0)
@@ -54,10 +54,10 @@ class PairsTest(chex.TestCase):
     self.assertAlmostEqual(metrics.alignment(VIEWS[:v]), pairwise.alignment(VIEWS[:v]), places=5)
     self.assertLess(metrics.alignment(np.stack([X, 3 * X])), 1e-12)
 
-  def test_tolerance_and_same_label_similarity_differ_and_are_the_loops(self):
+  def test_tolerance_and_same_label_similarity_differ_and_equal_the_loops(self):
     self.assertAlmostEqual(metrics.tolerance(X, Y), pairwise.tolerance(X, Y), places=5)
     self.assertAlmostEqual(metrics.same_label_similarity(X, Y), pairwise.same_label_similarity(X, Y), places=5)
-    # With balanced classes the authors' divisor, n² / C same-label pairs, makes one the other up to C.
+    # With balanced classes the two differ by a factor: about C, the number of classes.
     balanced, labels = X[:30], np.arange(30) % 3
     ratio = metrics.same_label_similarity(balanced, labels) / metrics.tolerance(balanced, labels)
     self.assertAlmostEqual(ratio, 30 * 29 / (3 * 10 * 9), places=4)
@@ -78,7 +78,7 @@ class PairsTest(chex.TestCase):
   def test_prototype_bias(self):
     self.assertAlmostEqual(metrics.prototype_bias(VIEWS, Y), pairwise.prototype_bias(VIEWS, Y), places=5)
 
-  def test_sampled_prototype_bias_has_the_mean_over_all_pairs(self):
+  def test_sampled_prototype_bias_averages_to_the_mean_over_all_pairs(self):
     rng = np.random.default_rng(0)
     partners = (metrics.same_label_partners(Y, rng) for _ in range(200))
     draws = np.array([metrics.prototype_bias_sampled(VIEWS, VIEWS[:, others]) for others in partners])
@@ -88,7 +88,7 @@ class PairsTest(chex.TestCase):
     with self.assertRaisesRegex(ValueError, 'partners: shape'):
       metrics.prototype_bias_sampled(VIEWS, VIEWS[:1])
 
-  def test_partners_are_of_the_same_label_and_uniform(self):
+  def test_partners_have_the_same_label_and_are_uniform(self):
     rng = np.random.default_rng(0)
     draws = np.stack([metrics.same_label_partners(Y, rng) for _ in range(2000)])
     np.testing.assert_array_equal(Y[draws], np.broadcast_to(Y, draws.shape))
@@ -100,11 +100,11 @@ class PairsTest(chex.TestCase):
     gap = metrics.attracting_gap(X, VIEWS[1:])
     self.assertAlmostEqual(gap, pairwise.attracting_gap(X, VIEWS[1:]), places=5)
     self.assertGreater(gap, 0)
-    # Equality where every view is the same vector (A.4.5).
+    # Equality if all views are the same vector (A.4.5).
     self.assertAlmostEqual(metrics.attracting_gap(X, np.stack([X, 2 * X])), 0, places=6)
 
   @parameterized.product(alpha=(1.0, 8.0), block=(None, 4))
-  def test_repelling_gap_on_balanced_classes_is_eq_10(self, alpha, block):
+  def test_repelling_gap_on_balanced_classes_equals_eq_10(self, alpha, block):
     bank, labels = VIEWS[1][:36], np.arange(36) % 4 * 3
     gap = metrics.repelling_gap(X, Y // 7 * 3, bank, labels, alpha=alpha, block=block)
     self.assertAlmostEqual(gap, pairwise.repelling_gap(X, Y // 7 * 3, bank, labels, alpha), places=4)
@@ -122,7 +122,7 @@ class PairsTest(chex.TestCase):
     measured = metrics.penalty_entropy(X, COSINE, block=block)
     self.assertAlmostEqual(measured, pairwise.penalty_entropy(X, cosine_loop), places=4)
 
-  def test_penalty_entropy_rises_with_the_temperature_to_the_uniform_one(self):
+  def test_penalty_entropy_rises_with_the_temperature_to_its_maximum(self):
     entropies = [metrics.penalty_entropy(X, tau) for tau in (0.01, 0.1, 1.0, 100.0)]
     self.assertEqual(entropies, sorted(entropies))
     self.assertAlmostEqual(entropies[-1], math.log(N - 1), places=3)
@@ -134,7 +134,7 @@ class PairsTest(chex.TestCase):
     # π⁻ is the penalty distribution of temperature 1 / (2 t⁻).
     whole = metrics.conditional_entropy(X, t_neg=1.5, batch=N)
     self.assertAlmostEqual(whole, metrics.penalty_entropy(X, 1 / 3), places=5)
-    # Equal distances, the vertices of a simplex, reach the maximum.
+    # Equal distances, as between the vertices of a simplex, give the maximum.
     self.assertAlmostEqual(metrics.conditional_entropy(np.eye(5), batch=5), math.log(4), places=5)
 
   @parameterized.product(k=(1, 10, N - 1), block=(None, 6))
@@ -149,7 +149,7 @@ class PairsTest(chex.TestCase):
       np.testing.assert_array_equal(measured[name], counts, name)
     self.assertEqual(sum(measured[name].sum() for name in ('TP', 'FN', 'TN')), N**2)
     np.testing.assert_allclose(measured['edges'][[0, -1]], [-1, 1])
-    # Similarity 1, though rounding may pass it, is in the last bin, and −1 in the first.
+    # Similarity 1, even if rounding exceeds it, is in the last bin, and −1 in the first.
     ends = metrics.similarity_histograms(X, X, Y, bins=4)
     self.assertEqual(ends['TP'].tolist(), [0, 0, 0, N])
     self.assertEqual(metrics.similarity_histograms(X, -X, Y, bins=4)['TP'].tolist(), [N, 0, 0, 0])
@@ -174,7 +174,7 @@ class SpectrumTest(chex.TestCase):
 
   def test_alpha_req_is_the_exponent_of_a_power_law(self):
     x = np.random.default_rng(0).normal(size=(400, 120))
-    orthogonal, _ = np.linalg.qr(x - x.mean(axis=0))  # and centred, as a combination of centred columns is
+    orthogonal, _ = np.linalg.qr(x - x.mean(axis=0))  # also centred, as combinations of centred columns
     for alpha in (0.5, 1.0, 2.0):
       x = 5 + 30 * orthogonal * np.arange(1.0, 121) ** (-alpha / 2)
       self.assertAlmostEqual(metrics.alpha_req(x), alpha, places=3)
@@ -197,13 +197,13 @@ class SpectrumTest(chex.TestCase):
 
 
 def test_lidar_of_features_of_any_norm():
-  """Views in a plane: in float32 the covariance of such features, of norm 10⁴, would not be positive."""
+  """Views in a plane with norm 10⁴, whose covariance in float32 would not be positive definite."""
   flat = VIEWS[..., :2] @ np.random.default_rng(0).normal(size=(2, 12)).astype(np.float32)
   assert metrics.lidar(1e4 * flat, delta=1e4) == pytest.approx(metrics.lidar(flat, delta=1e-4), rel=1e-3)
 
 
-def test_twice_is_the_same_to_the_last_digit():
-  def all_of_them():
+def test_two_calls_agree_to_the_last_digit():
+  def measure():
     return [
       metrics.uniformity(X),
       metrics.tolerance(X, Y),
@@ -215,11 +215,11 @@ def test_twice_is_the_same_to_the_last_digit():
       *metrics.penalty_distribution(X, COSINE, bins=13)['penalty'].tolist(),
     ]
 
-  assert all_of_them() == all_of_them()
+  assert measure() == measure()
 
 
 def test_memory_does_not_grow_as_the_square_of_the_examples():
-  """50,000 × 2,048 features: under 2 GB beyond them, by the compiler's own count."""
+  """For 50,000 × 2,048 features, the compiler reports under 2 GB of further memory."""
   n, d = 50_000, 2_048
   x, y = jax.ShapeDtypeStruct((n, d), jnp.float32), jax.ShapeDtypeStruct((n,), jnp.int32)
   small = jax.ShapeDtypeStruct((1000,), jnp.float32)

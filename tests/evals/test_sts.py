@@ -1,4 +1,4 @@
-"""Pairs of sentences are read as their sets mean them, and ranked as Spearman would."""
+"""Scored pairs are read as each set defines them, and the rank correlation is Spearman's."""
 
 import pathlib
 
@@ -18,12 +18,12 @@ NUMBERS = st.lists(st.tuples(st.integers(0, 5), st.floats(-1, 1, width=16)), min
 def test_spearman_is_scipy_s_with_ties(pairs):
   x, y = (np.array(values, float) for values in zip(*pairs, strict=True))
   if len(set(x)) == 1 or len(set(y)) == 1:
-    assert sts.spearman(x, y) == 0  # scipy says nan
+    assert sts.spearman(x, y) == 0  # scipy returns NaN
   else:
     np.testing.assert_allclose(sts.spearman(x, y), 100 * scipy.stats.spearmanr(x, y).statistic, atol=1e-9)
 
 
-def test_the_test_split_is_judged_and_parts_of_other_names_together(tmp_path):
+def test_only_the_test_split_is_read_and_other_parts_are_joined(tmp_path):
   (tmp_path / 'stsb.tsv').write_text('train\t1\ta\tb\ntest\t2\tc\td\ntest\t3.5\te\tf "g"\ndev\t0\th\ti\n')
   (tmp_path / 'sts12.tsv').write_text('MSRpar\t1\ta\tb\nMSRvid\t4\tc\td\n')
   found = sts.read(str(tmp_path))
@@ -36,15 +36,15 @@ def test_the_test_split_is_judged_and_parts_of_other_names_together(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('test\t1\ta\tb\ntest\t2\tc\n', r'eval\.sts: line 2 of .*pairs\.tsv is no pair'),
-    ('test\tmuch\ta\tb\n', r'eval\.sts: line 1 of .*pairs\.tsv is no pair'),
-    ('test\t1\ta\tb\ntest\tnan\ta\tb\n', r'eval\.sts: line 2 of .*pairs\.tsv is no pair \(a score of nan\)'),
+    ('test\t1\ta\tb\ntest\t2\tc\n', r'eval\.sts: line 2 of .*pairs\.tsv is not a valid pair'),
+    ('test\tmuch\ta\tb\n', r'eval\.sts: line 1 of .*pairs\.tsv is not a valid pair'),
+    ('test\t1\ta\tb\ntest\tnan\ta\tb\n', r'eval\.sts: line 2 of .*pairs\.tsv is not a valid pair \(the score is nan\)'),
     ('test\t1\ta\tb\ntest\t1\tc\td\n', r'eval\.sts: .*pairs\.tsv has fewer than two different scores'),
     ('', r'eval\.sts: .*pairs\.tsv has fewer than two different scores'),
-    (None, r"eval\.sts = '.*' is no folder with \.tsv files"),
+    (None, r"eval\.sts = '.*' must be a folder with \.tsv files"),
   ],
 )
-def test_what_is_no_set_of_pairs_is_told(tmp_path, text, message):
+def test_invalid_pairs_are_refused(tmp_path, text, message):
   if text is not None:
     (tmp_path / 'pairs.tsv').write_text(text)
   with pytest.raises(ValueError, match='^' + message):

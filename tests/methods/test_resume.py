@@ -1,4 +1,4 @@
-"""A run with extra state that is interrupted and resumed is the same run, bit for bit."""
+"""A run with extra state is bit-identical after an interruption."""
 
 import chex
 import pytest
@@ -10,7 +10,7 @@ NONE, TENTH = dict(name='none'), dict(name='constant', tau=0.1)
 STATES = {
   'queue': ({'method': dict(name='moco', queue=64, momentum=0.9)}, {'momentum', 'queue', 'pointer', 'keys'}),
   'bank_average_and_probe': (
-    {'method': dict(name='memory_bank', negatives=9), 'ema': 0.9, 'probe': 0.01},
+    {'method': dict(name='memory_bank', negatives=9), 'ema': 0.9, 'online_probe': 0.01},
     {'bank', 'average', 'probe'},
   ),
   'centre': (
@@ -31,13 +31,13 @@ STATES = {
 
 @pytest.mark.parametrize('name', STATES)
 def test_interrupted_and_resumed_is_bit_identical(name, tmp_path):
-  changes, kept = STATES[name]
+  changes, extra = STATES[name]
   chosen = tiny(tmp_path, **changes, steps=5, **{'parallel.devices': 2, 'eval.k': ()})
   train.train(chosen, tmp_path / 'whole')
   with asked_to_stop_at(3), pytest.raises(train.Interrupted):
     train.train(chosen, tmp_path / 'parts')
   train.train(chosen, tmp_path / 'parts')
   (losses, state), (other_losses, other) = (final(tmp_path / part, chosen) for part in ('whole', 'parts'))
-  assert state.extra.keys() == kept
+  assert state.extra.keys() == extra
   assert other_losses == losses
   chex.assert_trees_all_equal(other, state)

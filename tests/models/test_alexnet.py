@@ -1,4 +1,4 @@
-"""The small AlexNet is Wang & Isola's."""
+"""The small AlexNet matches that of Wang & Isola."""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from tests.models import torch_models
 KEY = jax.random.key(0, impl='rbg')  # compiles several times faster than threefry
 
 
-def test_parameters_are_the_paper_s():
-  """At their 64 px fc6 sees 7 × 7 × 192; at CIFAR's 32 px, 3 × 3 × 192."""
+def test_parameters_match_the_paper():
+  """fc6 takes 7 × 7 × 192 values at the authors' 64 px, and 3 × 3 × 192 at CIFAR's 32 px."""
   module = models.create('alexnet_small')
   for size in (64, 32):
     images = jnp.zeros((2, size, size, 3))
@@ -24,7 +24,7 @@ def test_parameters_are_the_paper_s():
     assert variables['params']['fc6']['kernel'].shape == ({64: 49, 32: 9}[size] * 192, 4096)
 
 
-def test_outputs_and_gradients_are_torch_s():
+def test_outputs_and_gradients_match_torch():
   torch_models.assert_same_network(models.create('alexnet_small'), torch_models.AlexNet(24), (16, 24, 24, 3))
 
 
@@ -42,6 +42,6 @@ def test_bfloat16_is_close():
   assert 0 < jnp.linalg.norm(close - exact) / jnp.linalg.norm(exact) < 0.02
 
 
-def test_images_too_small_are_refused():
-  with pytest.raises(ValueError, match='needs images of at least 15 pixels a side, and these have 14 × 32'):
+def test_images_that_are_too_small_are_rejected():
+  with pytest.raises(ValueError, match=r'^model.name = alexnet_small needs images of at least 15 × 15 pixels, not 14'):
     jax.eval_shape(lambda: models.create('alexnet_small').init(KEY, jnp.zeros((1, 14, 32, 3)), train=True))

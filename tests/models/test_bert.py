@@ -1,4 +1,4 @@
-"""BERT is torch's encoder layers under the names of transformers, and its dropout is each sentence's own."""
+"""BERT matches torch's encoder layers and the names of transformers; dropout depends only on a sentence's key."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ def small(**changes):
 
 
 def batch(seed=0, count=5, length=9, key=True):
-  """Sentences of different lengths, filled up with 0, each with a key."""
+  """Sentences of different lengths, padded with 0, each with a key."""
   rng = np.random.default_rng(seed)
   tokens = rng.integers(1, 50, (count, length))
   tokens[np.arange(length)[None, :] >= rng.integers(3, length + 1, (count, 1))] = 0
@@ -28,7 +28,7 @@ def batch(seed=0, count=5, length=9, key=True):
 
 
 def init(module, x=None):
-  """Random everywhere, biases and scales too."""
+  """Random variables, including biases and scales."""
   variables = jax.jit(lambda x: module.init(KEY, x, train=False))(batch() if x is None else x)
   leaves, tree = jax.tree.flatten(variables)
   rng = np.random.default_rng(1)
@@ -36,7 +36,7 @@ def init(module, x=None):
 
 
 class Torch(torch.nn.Module):
-  """The same from torch's own layers."""
+  """The same network from torch's own layers."""
 
   def __init__(self, tensors, width, depth, heads, pooling):
     super().__init__()
@@ -81,7 +81,7 @@ class Torch(torch.nn.Module):
 
 
 @pytest.mark.parametrize(('name', 'count', 'width'), [('bert_base', 108_891_648, 768), ('bert_tiny', 4_369_408, 128)])
-def test_parameters_are_the_paper_s_without_the_pooler(name, count, width):
+def test_parameters_match_the_paper_without_the_pooler(name, count, width):
   module = models.create(name, axis_name='batch')
   features, variables = jax.eval_shape(lambda: module.init_with_output(KEY, models.example(module, 32), train=True))
   assert features.shape == (2, width) and features.dtype == jnp.float32
@@ -90,7 +90,7 @@ def test_parameters_are_the_paper_s_without_the_pooler(name, count, width):
 
 
 @pytest.mark.parametrize('pooling', ['cls', 'mean'])
-def test_outputs_and_gradients_are_torch_s(pooling):
+def test_outputs_and_gradients_match_torch(pooling):
   with jax.enable_x64(True):
     module = small(pooling=pooling, dtype=jnp.float64)
     x = batch()
@@ -111,7 +111,7 @@ def test_outputs_and_gradients_are_torch_s(pooling):
       np.testing.assert_allclose(ours[name.replace('/', '.')], tensor.grad.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-def test_what_fills_a_sentence_up_changes_nothing():
+def test_padding_changes_nothing():
   module = small(pooling='mean')
   short, variables = batch(length=9, key=False), init(module)
   longer = jnp.concatenate([short[:, :9], jnp.zeros((5, 3), jnp.uint32), short[:, 9:]], axis=1)
@@ -128,13 +128,13 @@ def test_views_of_a_sentence_share_its_tokens_and_differ_in_their_key():
   np.testing.assert_array_equal(bert.seen(tokens), [*tokens, 0, 0])
 
 
-def test_dropout_follows_from_a_sentence_s_own_key():
+def test_dropout_depends_only_on_the_key_of_a_sentence():
   module, x = small(dropout=0.3), batch()
   variables = init(module)
   train = jax.jit(lambda x: module.apply(variables, x, train=True))
   whole = train(x)
-  np.testing.assert_allclose(train(x[::-1])[::-1], whole, atol=1e-5)  # wherever it stands in the batch
-  np.testing.assert_allclose(train(x[2:3]), whole[2:3], atol=1e-5)  # and whatever stands beside it
+  np.testing.assert_allclose(train(x[::-1])[::-1], whole, atol=1e-5)  # whatever its place in the batch
+  np.testing.assert_allclose(train(x[2:3]), whole[2:3], atol=1e-5)  # and whatever the rest of the batch
   other = train(x.at[0, -1].add(jnp.uint32(1)))
   assert np.abs(other[0] - whole[0]).max() > 0.05
   np.testing.assert_allclose(other[1:], whole[1:], atol=1e-5)
@@ -143,7 +143,7 @@ def test_dropout_follows_from_a_sentence_s_own_key():
   np.testing.assert_allclose(small(dropout=0.0).apply(variables, x, train=True), seen, atol=1e-5)
 
 
-def test_dropout_keeps_the_mean_and_its_places_differ():
+def test_dropout_keeps_the_mean_and_masks_differ_between_places():
   keys, x = jax.random.split(jax.random.key(1), 40), jnp.ones((40, 500))
   first, second = (np.asarray(bert.drop(keys, place, 0.25, x)) for place in (0, 1))
   assert set(np.unique(first)) == {0.0, np.float32(1 / 0.75)}
@@ -152,7 +152,7 @@ def test_dropout_keeps_the_mean_and_its_places_differ():
   np.testing.assert_array_equal(bert.drop(None, 0, 0.25, x), x)
 
 
-def test_layers_computed_again_give_the_same():
+def test_remat_gives_the_same_gradients():
   x, variables = batch(), init(small(depth=1))
   square = lambda module: lambda v: jnp.square(module.apply(v, x, train=True)).sum()
   gradient = lambda module: jax.jit(jax.grad(square(module)))(variables)
@@ -170,21 +170,21 @@ def test_bfloat16_is_close_to_float32():
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    (dict(pooling='max'), r"model\.pooling = 'max' does not exist"),
+    (dict(pooling='max'), r"model\.pooling = 'max' is not a valid choice: give one of cls, mean"),
     (dict(dropout=1.0), r'model\.dropout = 1\.0 must be in \[0, 1\)'),
-    (dict(heads=5), r'model\.heads = 5 does not divide model\.width = 24'),
+    (dict(heads=5), r'model\.heads = 5 must be a divisor of width = 24'),
     (dict(vocabulary=0), r'model\.vocabulary = 0 must be at least 1'),
-    (dict(positions=8), r'data\.tokens = 9 is more than the 8 of model\.positions'),
+    (dict(positions=8), r'data\.tokens = 9 must be at most model\.positions = 8'),
   ],
 )
-def test_what_cannot_be_is_told(changes, message):
+def test_invalid_settings_are_rejected(changes, message):
   with pytest.raises(ValueError, match=message):
     jax.eval_shape(lambda: small(**changes).init(KEY, batch(), train=False))
 
 
 @pytest.mark.parametrize('old', [False, True])
-def test_weights_of_transformers_are_loaded(tmp_path, old):
-  """Also under the names of older files, with what BERT was trained with."""
+def test_weights_in_the_format_of_transformers_are_loaded(tmp_path, old):
+  """Also with the names of older files and with the pretraining heads."""
   module, variables = small(), init(small())
   tensors = torch_weights.to_torch(variables)
   assert 'encoder.layer.1.attention.self.query.weight' in tensors

@@ -1,4 +1,4 @@
-"""Heads have the papers' layers, and compute what torch computes."""
+"""Heads have the layers of the papers and match torch."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ KEY = jax.random.key(0, impl='rbg')  # compiles several times faster than threef
 
 
 class TorchMLP(nn.Module):
-  """A list of layers in words: 'fc 512', 'fc 512 bias', 'bn', 'bn plain', 'relu', 'gelu'."""
+  """An MLP from a list of words: 'fc 512', 'fc 512 bias', 'bn', 'bn plain', 'relu', 'gelu'."""
 
   def __init__(self, channels, layers):
     super().__init__()
@@ -35,17 +35,17 @@ class TorchMLP(nn.Module):
     return x
 
 
-# Narrower where the papers' widths only cost time: name, changes, width of the features, layers.
+# Name, changes, width of the features, layers. Narrower than in the papers if that only saves time.
 HEADS = [
   ('simclr', {}, 512, ['fc 512', 'bn', 'relu', 'fc 128', 'bn']),
   ('moco', {}, 24, ['fc 24 bias', 'relu', 'fc 128 bias']),
   (
-    'supervised_imagenet',
+    'balanced_imagenet',
     dict(features=(32, 16, 16)),
     24,
     ['fc 32', 'bn', 'relu', 'fc 16', 'bn', 'relu', 'fc 16', 'bn'],
   ),
-  ('supervised_cifar', dict(features=(32, 16)), 24, ['fc 32', 'bn', 'relu', 'fc 16', 'bn']),
+  ('balanced_cifar', dict(features=(32, 16)), 24, ['fc 32', 'bn', 'relu', 'fc 16', 'bn']),
   ('byol', dict(features=(32, 16)), 24, ['fc 32', 'bn', 'relu', 'fc 16']),
   ('simsiam', dict(features=(32, 16, 8)), 24, ['fc 32', 'bn', 'relu', 'fc 16', 'bn', 'relu', 'fc 8', 'bn plain']),
   ('simsiam_predictor', dict(features=(8, 32)), 24, ['fc 8', 'bn', 'relu', 'fc 32 bias']),
@@ -59,7 +59,7 @@ HEADS = [
 
 
 @pytest.mark.parametrize('name, changes, width, layers', HEADS)
-def test_outputs_and_gradients_are_torch_s(name, changes, width, layers):
+def test_outputs_and_gradients_match_torch(name, changes, width, layers):
   torch_models.assert_same_network(heads.create(name, **changes), TorchMLP(width, layers), (16, width))
 
 
@@ -68,8 +68,8 @@ def test_outputs_and_gradients_are_torch_s(name, changes, width, layers):
   [
     ('simclr', 512, (512, 128)),
     ('moco', 2048, (2048, 128)),
-    ('supervised_imagenet', 2048, (2048, 2048, 2048)),
-    ('supervised_cifar', 512, (2048, 2048)),
+    ('balanced_imagenet', 2048, (2048, 2048, 2048)),
+    ('balanced_cifar', 512, (2048, 2048)),
     ('byol', 2048, (4096, 256)),
     ('simsiam', 2048, (2048, 2048, 2048)),
     ('simsiam_predictor', 2048, (512, 2048)),
@@ -81,7 +81,7 @@ def test_outputs_and_gradients_are_torch_s(name, changes, width, layers):
     ('alexnet', 4096, (128,)),
   ],
 )
-def test_widths_are_the_papers(name, width, features):
+def test_widths_match_the_papers(name, width, features):
   module = heads.create(name)
   params = jax.eval_shape(lambda: module.init(KEY, jnp.zeros((2, width)), train=True))['params']
   kernels = [params[f'fc{i + 1}']['kernel'].shape for i in range(len(features))]
@@ -106,12 +106,12 @@ class TorchDINOHead(nn.Module):
     ('hidden', ['fc 32', 'bn', 'gelu', 'fc 16', 'bn', 'gelu', 'fc 8 bias']),
   ],
 )
-def test_dino_is_torch_s(batch_norm, layers):
+def test_dino_matches_torch(batch_norm, layers):
   module = heads.create('dino', features=(32, 16, 8), prototypes=40, batch_norm=batch_norm)
   torch_models.assert_same_network(module, TorchDINOHead(layers), (16, 24))
 
 
-def test_dino_starts_with_the_papers_weights():
+def test_dino_is_initialized_as_in_the_paper():
   module = heads.create('dino', features=(256, 64), prototypes=8)
   kernels = jax.tree.leaves(module.init(jax.random.key(0), jnp.zeros((2, 256)), train=False)['params']['mlp'])
   wide = [x for x in kernels if x.ndim == 2]
@@ -119,7 +119,7 @@ def test_dino_starts_with_the_papers_weights():
   np.testing.assert_allclose([x.std() for x in wide], 0.02, rtol=0.05)
 
 
-def test_dino_and_swav_have_the_papers_sizes():
+def test_dino_and_swav_have_the_sizes_of_the_papers():
   for name, width, shape in (('dino', 384, (256, 65536)), ('prototypes', 128, (128, 3000))):
     module = heads.create(name)
     x = jnp.zeros((2, width))
@@ -127,7 +127,7 @@ def test_dino_and_swav_have_the_papers_sizes():
     assert params.get('prototypes', params)['kernel'].shape == shape
 
 
-def test_prototypes_are_cosines_and_survive_a_zero():
+def test_prototypes_are_cosines_and_a_zero_has_no_gradient():
   module = heads.Prototypes(number=5)
   x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
   variables = module.init(KEY, x, train=True)
@@ -135,10 +135,10 @@ def test_prototypes_are_cosines_and_survive_a_zero():
   expected = [[r @ c / np.linalg.norm(r) / np.linalg.norm(c) for c in kernel.T] for r in x]
   np.testing.assert_allclose(module.apply(variables, x, train=True), expected, atol=1e-6)
   gradient = jax.grad(lambda x: module.apply(variables, x, train=True).sum())(jnp.zeros((1, 3)))
-  assert np.isfinite(gradient).all() and (gradient != 0).any()
+  np.testing.assert_array_equal(gradient, 0)
 
 
-def test_initialisation_is_torch_s():
+def test_initialization_matches_torch():
   x = jnp.zeros((2, 400))
   kernel = heads.create('moco').init(KEY, x, train=True)['params']['fc1']['kernel']
   expected = torch.nn.Linear(400, 400).weight
@@ -163,16 +163,13 @@ def test_bfloat16_is_close():
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (dict(name='simcrl'), "name = 'simcrl' does not exist: did you mean 'simclr'?"),
-    (dict(name='dino', prototype=8), "prototype = 8 is no parameter of 'dino': did you mean 'prototypes'?"),
+    (dict(name='simcrl'), "projector.name = 'simcrl' is not a known projector: did you mean 'simclr'?"),
+    (dict(name='dino', prototype=8), "projector.prototype = 8 is not a parameter of 'dino': did you mean 'prototypes'"),
+    (dict(name='dino', batch_norm='last'), "projector.batch_norm = 'last' is not a valid choice: give one of none, "),
+    (dict(name='simclr', batch_norm='last'), "projector.batch_norm = 'last' is not a valid choice: give one of none, "),
   ],
 )
-def test_a_wrong_name_is_answered_with_the_nearest(arguments, message):
+def test_a_wrong_name_suggests_a_right_one(arguments, message):
   with pytest.raises(ValueError) as error:
     heads.create(**arguments)
-  assert str(error.value) == message
-
-
-def test_a_wrong_policy_is_refused():
-  with pytest.raises(ValueError, match=r"projector.batch_norm = 'last' does not exist: give 'none', 'hidden' or 'all'"):
-    heads.create('simclr', batch_norm='last').init(KEY, jnp.zeros((2, 3)), train=True)
+  assert str(error.value).startswith(message)

@@ -1,4 +1,4 @@
-"""Batch norm is torch's, in one piece or sharded over devices."""
+"""Batch norm matches torch, on one device and sharded over several."""
 
 import functools
 
@@ -14,7 +14,7 @@ from tests.models import torch_models
 
 
 @pytest.mark.parametrize('shape', [(8, 5), (6, 4, 4, 3), (4, 8, 8, 130), (3, 5, 7, 2)])
-def test_values_gradients_and_running_statistics_are_torch_s(shape):
+def test_values_gradients_and_running_statistics_match_torch(shape):
   reference = (torch.nn.BatchNorm1d if len(shape) == 2 else torch.nn.BatchNorm2d)(shape[-1])
   torch_models.scramble(reference)
   x_torch, x = torch_models.images(shape)
@@ -45,7 +45,7 @@ def test_values_gradients_and_running_statistics_are_torch_s(shape):
 
 @pytest.mark.parametrize('mapping', ['pmap', 'shard_map'])
 @pytest.mark.parametrize('devices', [2, 4])
-def test_sharded_is_whole(mapping, devices):
+def test_sharded_equals_unsharded(mapping, devices):
   """Local mean loss, then the mean of the gradients over devices: values, statistics and gradients of one device."""
   shape, channels = (8, 4, 4, 6), 6
   rng = np.random.default_rng(0)
@@ -131,7 +131,7 @@ def test_without_affine_there_are_no_parameters():
   np.testing.assert_allclose(y, torch.nn.BatchNorm1d(3, affine=False)(torch.tensor(np.asarray(x))), atol=1e-5)
 
 
-def test_initialisation_leaves_the_running_statistics_alone():
+def test_initialization_does_not_update_the_running_statistics():
   x = jnp.full((4, 3), 7.0)
   stats = BatchNorm(axis_name='batch').init(jax.random.key(0), x, train=True)['batch_stats']
   np.testing.assert_array_equal(stats['mean'], 0)

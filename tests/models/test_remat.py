@@ -1,4 +1,4 @@
-"""Blocks that are computed again in the backward pass: the same network, gradients and statistics in less memory."""
+"""Blocks recomputed in the backward pass: the same features, gradients and statistics in less memory."""
 
 import chex
 import jax
@@ -59,10 +59,10 @@ def test_features_are_the_same():
 
 
 @pytest.mark.parametrize(('name', 'size', 'share'), [('resnet18_cifar', 64, 0.3), ('vit_tiny32', 32, 0.1)])
-def test_less_is_kept_for_the_backward_pass(name, size, share):
-  """What a compiler makes of it is another matter: XLA's for CPUs finds that a block is there already, and keeps it."""
+def test_less_is_stored_for_the_backward_pass(name, size, share):
+  """Before compilation: on a CPU, XLA merges the recomputed block with the first one and stores it after all."""
 
-  def kept(remat):
+  def stored(remat):
     module = models.create(name, remat=remat)
 
     def backward(images):
@@ -73,4 +73,4 @@ def test_less_is_kept_for_the_backward_pass(name, size, share):
     shapes = jax.eval_shape(backward, jax.ShapeDtypeStruct((32, size, size, 3), jnp.float32))
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
-  assert kept(remat=True) < share * kept(remat=False)
+  assert stored(remat=True) < share * stored(remat=False)

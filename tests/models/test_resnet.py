@@ -1,4 +1,4 @@
-"""ResNets are torchvision's: parameter counts, outputs, running statistics and gradients."""
+"""ResNets match torchvision: parameter counts, outputs, running statistics and gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,8 @@ def number_of_parameters(variables):
   'name, count',
   [('resnet18', 11_176_512), ('resnet34', 21_284_672), ('resnet50', 23_508_032), ('resnet101', 42_500_160)],
 )
-def test_parameters_are_torchvision_s(name, count):
-  """The counts of torchvision's models less their last layer, and every shape under its name, for both stems."""
+def test_parameters_match_torchvision(name, count):
+  """Counts without the last layer of torchvision's models, and every shape under its name, for both stems."""
   assert number_of_parameters(shapes(models.create(name))) == count
   for stem, suffix in (('imagenet', ''), ('cifar', '_cifar')):
     expected = torch_models.from_torch(torch_models.ResNet(*TORCH[name], stem=stem).state_dict())
@@ -52,14 +52,14 @@ def test_parameters_are_torchvision_s(name, count):
     ('resnet50', 'imagenet', (2, 2), (8, 32, 32, 3)),
   ],
 )
-def test_outputs_and_gradients_are_torch_s(name, stem, stage_sizes, shape):
-  """Narrow, and shallow where the blocks repeat: the test above knows the whole networks' shapes."""
+def test_outputs_and_gradients_match_torch(name, stem, stage_sizes, shape):
+  """Narrow, and shallow if blocks repeat: the test above checks the shapes of the whole networks."""
   module = models.create(name + ('_cifar' if stem == 'cifar' else ''), stage_sizes=stage_sizes, width=16)
   reference = torch_models.ResNet(TORCH[name][0], stage_sizes, stem=stem, width=16)
   torch_models.assert_same_network(module, reference, shape)
 
 
-def test_dot_batch_norm_is_the_same_network():
+def test_the_tiny_resnet_matches_torch():
   module = models.create('resnet_tiny', stage_sizes=(1, 1), stem_stride=1)
   reference = torch_models.ResNet(BASIC, (1, 1), stem='cifar', width=32)
   torch_models.assert_same_network(module, reference, (8, 8, 8, 3))
@@ -81,8 +81,8 @@ def test_bfloat16_is_close_and_keeps_float32_parameters():
   assert 0 < jnp.linalg.norm(features - exact_features) / jnp.linalg.norm(exact_features) < 0.02
 
 
-def test_bfloat16_features_are_close_as_the_compiler_makes_them_for_users():
-  """With all of its optimisations, which other tests do without (tests/conftest.py)."""
+def test_bfloat16_features_are_close_with_all_compiler_optimizations():
+  """Other tests disable most of them (tests/conftest.py)."""
   images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype(np.float32)
   exact, close = (models.create('resnet_tiny', dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
   variables = init(close)
@@ -94,7 +94,7 @@ def test_bfloat16_features_are_close_as_the_compiler_makes_them_for_users():
   assert 0 < jnp.linalg.norm(features - expected) / jnp.linalg.norm(expected) < 0.02
 
 
-def test_initialisation_is_kaiming_fan_out():
+def test_initialization_is_kaiming_fan_out():
   params = init(models.create('resnet_tiny'))['params']
   for layer, fan_out in (('layer1_0', 9 * 32), ('layer3_0', 9 * 128)):
     np.testing.assert_allclose(params[layer]['conv1']['kernel'].std(), (2 / fan_out) ** 0.5, rtol=0.02)
@@ -129,12 +129,12 @@ def test_tiny_is_adjustable():
 @pytest.mark.parametrize(
   'arguments, message',
   [
-    (dict(name='resnet81'), "name = 'resnet81' does not exist: did you mean 'resnet18'?"),
-    (dict(name='resnet18', widht=8), "widht = 8 is no parameter of 'resnet18': did you mean 'width'?"),
-    (dict(name='resnet18', remat='yes'), "remat = 'yes' is no bool: give True or False"),
+    (dict(name='resnet81'), "model.name = 'resnet81' is not a known model: did you mean 'resnet18'?"),
+    (dict(name='resnet18', widht=8), "model.widht = 8 is not a parameter of 'resnet18': did you mean 'width'?"),
+    (dict(name='resnet18', remat='yes'), "model.remat = 'yes' must be True or False"),
   ],
 )
-def test_a_wrong_argument_is_refused(arguments, message):
+def test_a_wrong_argument_is_rejected(arguments, message):
   with pytest.raises(ValueError) as error:
     models.create(**arguments)
   assert str(error.value) == message
@@ -143,11 +143,11 @@ def test_a_wrong_argument_is_refused(arguments, message):
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
-    (dict(stem='cifar10'), "model.stem = 'cifar10' does not exist: give 'imagenet' or 'cifar'"),
+    (dict(stem='cifar10'), "model.stem = 'cifar10' is not a valid choice: did you mean 'cifar'"),
     (dict(stem_stride=-1), 'model.stem_stride = -1 must be at least 1'),
-    (dict(stage_sizes=(1, -1)), r'model.stage_sizes = \(1, -1\) must be blocks a stage'),
+    (dict(stage_sizes=(1, -1)), r'model.stage_sizes = \(1, -1\) must be block counts'),
   ],
 )
-def test_sizes_that_cannot_be_are_refused(arguments, message):
+def test_invalid_sizes_are_rejected(arguments, message):
   with pytest.raises(ValueError, match=message):
-    shapes(models.create('resnet18', **arguments))
+    models.create('resnet18', **arguments)

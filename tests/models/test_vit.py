@@ -1,4 +1,4 @@
-"""Vision transformers are torch's encoder layers with MoCo v3's settings."""
+"""Vision transformers match torch's encoder layers with the settings of MoCo v3."""
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,10 @@ SMALL = dict(patch=4, width=24, depth=2, heads=3)
 
 @pytest.mark.parametrize(
   'name, size, count, width',
-  # Those of timm's models less the position embedding, which has no parameters here, and the last layer.
+  # timm's counts without the position embedding, which has no parameters here, and the last layer.
   [('vit_s16', 224, 21_665_664 - 197 * 384, 384), ('vit_b16', 224, 85_798_656 - 197 * 768, 768)],
 )
-def test_parameters_are_the_paper_s(name, size, count, width):
+def test_parameters_match_the_paper(name, size, count, width):
   module = models.create(name, axis_name='batch')
   images = jnp.zeros((1, size, size, 3))
   features, variables = jax.eval_shape(lambda: module.init_with_output(KEY, images, train=True))
@@ -36,13 +36,13 @@ def test_small_images_become_64_patches():
   assert variables['intermediates']['blocks_11']['__call__'][0].shape == (2, 65, 192)
 
 
-def test_outputs_and_gradients_are_torch_s():
-  """The gradient of the frozen patch projection is exactly 0; every other one is torch's."""
+def test_outputs_and_gradients_match_torch():
+  """The gradient of the frozen patch projection is exactly 0; all others match torch."""
   torch_models.assert_same_network(ViT(**SMALL), torch_models.ViT(**SMALL), (3, 8, 12, 3))
 
 
 def test_position_embedding():
-  """Rows and columns are told apart, each distinct; the first position is sin 0 and cos 0."""
+  """Rows and columns differ, and every position is distinct; the first one is sin 0 and cos 0."""
   embedding = sine_position_embedding(3, 5, 8)
   assert embedding.shape == (15, 8)
   np.testing.assert_array_equal(embedding[0], [0, 0, 1, 1, 0, 0, 1, 1])
@@ -62,8 +62,8 @@ def test_bfloat16_is_close():
   assert 0 < jnp.linalg.norm(close - exact) / jnp.linalg.norm(exact) < 0.03
 
 
-def test_initialisation_is_moco_v3_s():
-  """Xavier-uniform bounds, with queries, keys and values as matrices of their own and a patch as one row of pixels."""
+def test_initialization_matches_moco_v3():
+  """Xavier-uniform bounds, with queries, keys and values as separate matrices and a patch as one row of pixels."""
   module = ViT(patch=4, width=96, depth=1, heads=3)
   params = jax.jit(lambda: module.init(KEY, jnp.zeros((1, 8, 8, 3)), train=True))()['params']
   block = params['blocks_0']
@@ -80,13 +80,14 @@ def test_initialisation_is_moco_v3_s():
 @pytest.mark.parametrize(
   'changes, message',
   [
-    (dict(patch=5), 'model.patch = 5 does not divide images of 8 × 12 pixels: give one that does'),
-    (dict(heads=5), 'model.heads = 5 does not divide model.width = 24: give one that does'),
+    (dict(patch=5), 'model.patch = 5 must be a divisor of the image size, 8 × 12 pixels'),
+    (dict(heads=5), 'model.heads = 5 must be a divisor of width = 24'),
     (dict(depth=0), 'model.depth = 0 must be at least 1'),
-    (dict(width=18), 'model.width = 18 has no sine position embedding: give a multiple of 4'),
+    (dict(width=18), 'model.width = 18 must be a multiple of 4, for the sine position embedding'),
   ],
 )
-def test_impossible_sizes_are_refused(changes, message):
+def test_invalid_sizes_are_rejected(changes, message):
   with pytest.raises(ValueError) as error:
-    jax.eval_shape(lambda: ViT(**{**SMALL, **changes}).init(KEY, jnp.zeros((1, 8, 12, 3)), train=True))
+    module = models.create('vit_tiny32', **SMALL | changes)
+    jax.eval_shape(lambda: module.init(KEY, jnp.zeros((1, 8, 12, 3)), train=True))
   assert str(error.value) == message

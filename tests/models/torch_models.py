@@ -1,4 +1,4 @@
-"""The encoders and heads written a second time in torch.nn, and their weights carried across."""
+"""The encoders written in torch.nn, and the conversion of their weights."""
 
 import math
 
@@ -102,7 +102,7 @@ class AlexNet(nn.Module):
 
 
 class ViT(nn.Module):
-  """A pre-norm encoder of torch's own layers on frozen patches; the position embedding one number at a time."""
+  """torch's pre-norm encoder layers on frozen patches, with the position embedding added one number at a time."""
 
   def __init__(self, patch, width, depth, heads):
     super().__init__()
@@ -131,9 +131,9 @@ class ViT(nn.Module):
 
 
 def scramble(module, seed=0):
-  """In float64, with random weights and running statistics: none is the 0 or 1 that could hide a mistake.
+  """Converts to float64 and randomizes weights and running statistics: a 0 or 1 could hide a mistake.
 
-  Norms scale by about a half, so that residual branches do not drown the shortcuts and gradients stay well conditioned.
+  Norms scale by about a half, so that shortcuts still matter and gradients stay well conditioned.
   """
   generator = torch.Generator().manual_seed(seed)
   module.double()
@@ -199,7 +199,7 @@ def images(shape, seed=0):
 
 
 def assert_close(actual, expected, tolerance):
-  """Each leaf within `tolerance` of the reference, relative to the norm of that leaf; no leaf missing or spare."""
+  """Each leaf is within `tolerance` of the reference, relative to its norm; the trees have the same leaves."""
   assert jax.tree.structure(actual) == jax.tree.structure(expected)
   for (path, a), (_, e) in zip(
     jax.tree_util.tree_leaves_with_path(actual), jax.tree_util.tree_leaves_with_path(expected), strict=True
@@ -210,11 +210,11 @@ def assert_close(actual, expected, tolerance):
 
 
 def assert_same_network(module, reference, shape):
-  """Outputs in evaluation and in training, running statistics and the gradient of every parameter agree with torch's.
+  """Outputs in evaluation and training, running statistics and the gradient of every parameter match torch.
 
   Outputs are compared in float32. Gradients are compared in float64: in float32 a pre-activation within rounding of 0
-  may be cut by one network's ReLU and not by the other's, which moves the gradients of a small batch by a percent
-  (between torch's own float32 and float64 too). The loss Σ w·y of random w has no symmetry to hide a wrong gradient.
+  may pass one network's ReLU and not the other's, which changes the gradients of a small batch by a percent
+  (also between torch in float32 and float64). The loss Σ w·y with random w has no symmetry that hides a wrong gradient.
   """
   reference = scramble(reference)
   x_torch, x = images(shape)

@@ -1,4 +1,4 @@
-"""Accuracies of scores and predictions, against a sort, scikit-learn and by hand."""
+"""Accuracies from scores and predictions, against a sort, scikit-learn and values computed by hand."""
 
 import chex
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from sklearn import metrics as sklearn_metrics
 from ssl_jax.evals import scoring
 
 
-class TallyTest(chex.TestCase):
-  def test_confusion_and_per_class_accuracy_are_scikit_learn_s(self):
+class ScoringTest(chex.TestCase):
+  def test_confusion_and_per_class_accuracy_equal_scikit_learn(self):
     rng = np.random.default_rng(0)
     labels, predictions = rng.integers(5, size=200), rng.integers(5, size=200)
     matrix = scoring.confusion(predictions, labels, 5)
@@ -58,6 +58,6 @@ def test_classes_before_are_those_of_a_stable_sort(scores, seed):
 
 
 @pytest.mark.parametrize('xp', [np, jnp])
-def test_scores_that_are_not_numbers_are_no_hits(xp):
+def test_nan_scores_are_not_hits(xp):
   scores = xp.asarray([[np.nan] * 3, [1.0, np.nan, 0.0], [np.nan, 2.0, 1.0]], np.float32)
   np.testing.assert_array_equal(scoring.classes_before(scores, xp.asarray([0, 1, 1])), [3, 3, 1])

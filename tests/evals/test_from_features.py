@@ -1,4 +1,4 @@
-"""Features of any kind are judged: of a collapsed encoder too, which is when one looks."""
+"""Features of any kind can be evaluated, including those of a collapsed encoder, when it matters most."""
 
 import json
 
@@ -17,11 +17,11 @@ COLLAPSED = {
 
 
 @pytest.mark.parametrize('features', COLLAPSED.values(), ids=COLLAPSED)
-def test_a_collapsed_encoder_is_judged_without_what_it_does_not_have(features):
+def test_a_collapsed_encoder_is_evaluated_without_undefined_measures(features):
   settings = base.get_config().eval.to_dict() | {'k': (5,)}
   views = np.stack([features[:8]] * 4)
   spaces = {name: from_features.Space(features, features, views) for name in ('backbone', 'projector')}
-  numbers, arrays = from_features.judge(
+  numbers, arrays = from_features.evaluate_features(
     spaces, from_features.Labels(LABELS, LABELS, LABELS[:8]), settings, temperature=0.5
   )
   found = json.loads(json.dumps(numbers, allow_nan=False))['measures']['projector']
@@ -31,7 +31,7 @@ def test_a_collapsed_encoder_is_judged_without_what_it_does_not_have(features):
   assert all(np.isfinite(x).all() for x in arrays.values())
 
 
-def test_one_image_of_each_class_has_no_similarity_within_classes():
+def test_one_image_per_class_has_no_same_label_similarity():
   x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
   labels = np.arange(8)
   found = from_features.measures(from_features.Space(x, x), from_features.Labels(labels, labels), None)

@@ -1,4 +1,4 @@
-"""The PNG holds the images given, where they belong."""
+"""The PNG contains the given images at the right places."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from PIL import Image
 from ssl_jax.reporting import contact_sheet
 
 
-def test_each_image_is_at_its_place(tmp_path):
+def test_each_image_is_at_the_right_place(tmp_path):
   rows = np.random.default_rng(0).integers(0, 256, (2, 3, 5, 4, 3), np.uint8)
   path = contact_sheet.draw(rows, tmp_path / 'new' / 'views.png', scale=3)
   sheet = np.asarray(Image.open(path))
@@ -40,6 +40,6 @@ def test_enlarging_repeats_pixels():
 
 
 @pytest.mark.parametrize('shape', [(2, 3, 5, 4), (1, 1, 5, 4, 2), (0, 3, 5, 4, 3)])
-def test_another_shape_is_an_error_in_one_line(tmp_path, shape):
-  with pytest.raises(ValueError, match=r'^rows of shape \(.*\): give \[rows, columns, H, W, C\]'):
+def test_another_shape_is_refused(tmp_path, shape):
+  with pytest.raises(ValueError, match=r'^rows: shape \(.*\), expected \[rows, columns, H, W, C\]'):
     contact_sheet.draw(np.zeros(shape), tmp_path / 'views.png')

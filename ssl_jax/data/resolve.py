@@ -1,0 +1,88 @@
+"""Which set a config means, where it lives, and whether it fits in memory."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from ssl_jax.data import imbalance, sources
+from ssl_jax.registry import require_choice
+
+ON_DEVICE_LIMIT = 4 * 2**30  # bytes of decoded training images that `data.on_device=auto` puts on the device
+
+
+def eval_data(config: ConfigDict) -> dict[str, Any]:
+  """The section `data` with the changes of `eval.data`: the images that evaluations use."""
+  changes = {key: value for key, value in config.eval.data.items() if value}
+  for key in {'source', 'path'} & changes.keys():
+    if 'name' not in changes:
+      raise ValueError(f'eval.data.{key} = {changes[key]!r} is another set: name it with eval.data.name')
+  source = changes.get('source', config.data.source)
+  if 'name' in changes and source != 'tfds' and not {'source', 'path'} & changes.keys():
+    raise ValueError(
+      f'eval.data.name = {changes["name"]!r} alone does not locate a set of data.source = {source!r}: give '
+      'eval.data.path, or eval.data.source=tfds'
+    )
+  another = {'classes': ''} if 'name' in changes else {}
+  elsewhere = (
+    {'path': ''} if 'source' in changes else {}
+  )  # a folder's path says nothing about where tfds keeps its sets
+  return {**config.data.to_dict(), **another, **elsewhere, **changes}
+
+
+def open_split(config: ConfigDict, split: str, data: Mapping[str, Any] | None = None) -> sources.Source:
+  """The source of 'train' or 'test', with nothing decoded yet; training images are thinned out by `imbalance`.
+
+  `data` is the section of evaluations, where they use other images or all training images.
+  """
+  try:
+    source = sources.load(locate(data or config.data), split)
+  except ValueError as error:
+    if data in (None, config.data.to_dict()):
+      raise
+    raise ValueError(f'eval.data: {error}') from error
+  rule = imbalance.create(config.imbalance) if data is None else None
+  if rule is None:
+    return source
+  if source.labels is None:
+    name, held = config.imbalance.name, config.data[f'{split}_split']
+    raise ValueError(f'imbalance.name = {name!r} needs labels, but data.{split}_split = {held!r} has none: set none')
+  return source.subset(rule(source.labels))
+
+
+def placed(config: ConfigDict, source: sources.Source) -> tuple[sources.Source, bool]:
+  """The source, decoded into memory where it fits, and whether it is."""
+  return (source.in_memory(stored_size(config)), True) if fits(config, source) else (source, False)
+
+
+def fits(config: ConfigDict, source: sources.Source) -> bool:
+  """Whether the images of a source are kept in memory and on the device."""
+  small = source.nbytes_decoded(stored_size(config)) <= ON_DEVICE_LIMIT
+  return {'yes': True, 'no': False, 'auto': small}[config.data.on_device]
+
+
+def stored_size(config: ConfigDict) -> int:
+  """Pixels per side of images in memory, from which views are cropped."""
+  return config.data.stored_size or config.data.image_size
+
+
+def locate(data: Mapping[str, Any]) -> Mapping[str, Any]:
+  """`data` with the source 'imagenet' replaced by what `data.path` holds: a prepared tfds set, or class folders."""
+  require_choice('data.source', data['source'], (*sources.LOADERS, 'imagenet', 'text'))
+  if data['source'] != 'imagenet':
+    return data
+  given = data['path'] or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
+  root = pathlib.Path(given).expanduser()
+  plain = data.to_dict() if isinstance(data, ConfigDict) else dict(data)
+  if (root / 'imagenet2012').is_dir():
+    splits = {key: {'val': 'validation'}.get(plain[key], plain[key]) for key in ('train_split', 'test_split')}
+    return {**plain, **splits, 'source': 'tfds', 'name': 'imagenet2012'}
+  if (root / plain['train_split']).is_dir():
+    return {**plain, 'source': 'folder'}
+  raise ValueError(
+    f'data.path = {data["path"]!r} has neither a prepared tfds imagenet2012 nor {plain["train_split"]}/<wnid>/*.JPEG '
+    f"(looked in {root}): set --config.data.path to ImageNet's folder, or put ILSVRC2012_img_train.tar and _val.tar "
+    'into ~/tensorflow_datasets/downloads/manual and run `tfds build imagenet2012 --file_format=array_record`'
+  )

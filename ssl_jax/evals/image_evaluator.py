@@ -1,0 +1,237 @@
+"""Evaluation of image encoders: kNN during training; kNN, classifiers, fine-tuning and measures at the end."""
+
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+
+from ssl_jax.config import flatten, relevant
+from ssl_jax.data import sources
+from ssl_jax.data.resolve import stored_size
+from ssl_jax.data.views import image_views
+from ssl_jax.evals import check, features, finetune, from_features, knn, metrics
+from ssl_jax.run import online_probe
+from ssl_jax.run.builder import Run
+from ssl_jax.run.state import State
+from ssl_jax.temperature import Temperature
+from ssl_jax.workdir import metric_log
+
+# The config sections on which features depend, besides the weights and the images.
+FEATURE_SECTIONS = ('dtype', 'data', 'augment', 'augment_other', 'model', 'projector', 'method')
+
+
+class ImageEvaluator:
+  """Evaluates a run with the labelled images `run.eval_train` and `run.eval_test`."""
+
+  def __init__(self, run: Run):
+    self.run, self.sources = run, {'train': run.eval_train, 'test': run.eval_test}
+    labels, names = {}, {}
+    for split, source in self.sources.items():
+      names[split] = f'data.{split}_split = {run.eval_data[f"{split}_split"]!r}'
+      if source.labels is None:
+        raise ValueError(
+          f'{names[split]} of data.name = {run.eval_data["name"]!r} has no labels, and kNN needs them: name a labelled '
+          f'split with --config.eval.data.{split}_split, or train without kNN with --config.eval.k=()'
+        )
+      labels[split] = check.labels(names[split], source.labels, len(source))
+    missing, imbalance = np.setdiff1d(labels['test'], labels['train']), run.config.imbalance.name
+    if run.eval_train is run.train and len(missing) and imbalance != 'none':
+      raise ValueError(
+        f'imbalance.name = {imbalance!r} keeps no image of the classes {missing[:5].tolist()}: '
+        'evaluate with all training images with --config.eval.train_images=all'
+      )
+    check.seen(names['test'], labels['test'], 'the training images', labels['train'])
+    require_k(run.config.eval.k, len(run.eval_train), 'images')
+    if run.config.eval.finetune:  # an error now, not after hours of training
+      try:
+        finetune.chosen_labels(labels['train'], finetune.parse(run.config.eval.finetune)[1], 0)
+      except ValueError as error:
+        raise ValueError(f'eval.finetune: {error}') from None
+    self._apply = functools.cache(lambda layers: features.extractor(run.method, run.views.shown, run.devices, layers))
+
+  def spaces(
+    self, state: State, *, layers: tuple[str, ...] = features.LAYERS, views: bool = False
+  ) -> tuple[dict[str, from_features.Space], from_features.Labels]:
+    """Features of all images and, if `views`, of views of some. The state is on the devices."""
+    return self._spaces(self._extract(*state.evaluated, layers=layers, views=views))
+
+  def scores(self, state: State) -> dict[str, float]:
+    """{'knn200': percent, ...} of a state on the devices.
+
+    With 'online_probe' if the run has one, and {'backbone/uniformity': ..., ...} if `eval.measures`.
+    """
+    choice, unreplicate = self.run.config.eval, self.run.devices.unreplicate
+    needed = {choice.features} | ({'backbone'} if self.run.online_probe else set())  # a projector may be wide
+    layers = features.LAYERS if choice.measures else tuple(sorted(needed))
+    spaces, labels = self.spaces(state, layers=layers, views=choice.measures)
+    space = spaces[choice.features]
+    self.latest = space.train, space.test, labels.test  # for `neighbours`
+    found = self._accuracy(space.train, labels.train, space.test, labels.test)
+    if self.run.online_probe and not choice.data.name:  # it predicts the classes that it was trained on
+      weights = unreplicate(state.extra['probe']['weights'])
+      predicted = np.asarray(online_probe.scores(weights, spaces['backbone'].test)).argmax(axis=1)
+      found['online_probe'] = 100 * float(np.mean(predicted == labels.test))
+    if choice.measures:
+      temperature = self._temperature(*unreplicate((state.step, state.params.get('temperature', {}))))
+      measured = from_features.measures_of(spaces, labels, temperature)
+      found |= {f'{layer}/{name}': x for layer, numbers in measured.items() for name, x in numbers.items()}
+    return found
+
+  def at_start(self, state: State) -> dict[str, float]:
+    """`scores` of the untrained encoder, and kNN of raw pixels if they are in memory. The state is on the host."""
+    untrained = self.scores(self.run.devices.replicate(state))
+    if not all(source.ready(stored_size(self.run.config)) for source in self.sources.values()):
+      return untrained
+    pixels = []
+    for source in self.sources.values():
+      images, found = features.squares(source, np.arange(len(source)), self.run.config.data.image_size)
+      pixels += [images.reshape(len(images), -1) / np.float32(255), source.labels[found]]
+    return untrained | {f'{name}_pixels': value for name, value in self._accuracy(*pixels).items()}
+
+  def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
+    """Every evaluation that the config names, of a state on the host.
+
+    Writes evaluation.json, and evaluation.npz for the figures; evaluation_NAME for another set (`eval.data.name`).
+    """
+    run, choice = self.run, self.run.config.eval
+    say = _stages()
+    say('features')
+    spaces, labels = self.all_features(state, workdir / 'features')
+    say(', '.join(filter(None, ['kNN' * bool(choice.k), choice.linear and f'linear ({choice.linear})', 'measures'])))
+    temperature = self._temperature(state.step, state.params.get('temperature', {}))
+    numbers, arrays = from_features.evaluate_features(spaces, labels, choice, temperature=temperature)
+    self.latest = spaces[choice.features].train, spaces[choice.features].test, labels.test
+    arrays |= self.neighbours()
+    if choice.finetune:
+      say(f'training on labels ({choice.finetune})')
+      numbers |= finetune.evaluate(run, state, spaces['backbone'].train)
+    results = {
+      'step': int(state.step),
+      'epoch': int(state.step) / run.steps_per_epoch,
+      'data': {key: run.eval_data[key] for key in ('name', 'train_split', 'test_split')},
+      'settings': relevant(run.config.eval, 'eval.'),
+      **numbers,
+    }
+    if run.config.data.broken == 'skip':
+      results['broken_images_skipped'] = {split: len(source.skipped) for split, source in self.sources.items()}
+    other = choice.data.name  # the evaluation on the run's own images, and its report, are kept
+    metric_log.write_evaluation(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
+    return results
+
+  def neighbours(self, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
+    """A test image of each of the first classes, then its nearest training images, by the latest features.
+
+    -> {'neighbours': uint8 [rows, 1 + per_row, H, W, 3], 'neighbours_labels': [rows, 1 + per_row]}
+    """
+    bank, queries, labels = self.latest
+    chosen = np.array([np.flatnonzero(labels == c)[0] for c in np.unique(labels)[:rows]])
+    nearest, _ = knn.neighbours(bank, queries[chosen], min(per_row, len(bank)))
+    size, train, test = self.run.config.data.image_size, self.sources['train'], self.sources['test']
+    train_positions, test_positions = train.readable(), test.readable()  # of the images that have features
+    images, classes = [], []
+    for query, found in zip(chosen, nearest, strict=True):
+      own, _ = features.squares(test, test_positions[query, None], size)
+      others, positions = features.squares(train, train_positions[found], size)
+      images.append(np.concatenate([own, others]))
+      classes.append([labels[query], *train.labels[positions]])
+    return {'neighbours': np.stack(images), 'neighbours_labels': np.array(classes)}
+
+  def all_features(
+    self, state: State, folder: pathlib.Path
+  ) -> tuple[dict[str, from_features.Space], from_features.Labels]:
+    """`spaces` of all layers with views, stored in `folder`. The state is on the host."""
+    config, weights = self.run.config, state.evaluated
+    settings = {k: v for k, v in flatten(config).items() if k.split('.')[0] in FEATURE_SECTIONS and k != 'data.path'}
+    settings |= {
+      'eval_data': {k: v for k, v in self.run.eval_data.items() if k != 'path'},
+      'crop': config.eval.crop,
+      'views': config.eval.views,
+      'view_images': config.eval.view_images,
+      'parts': ('train', 'test', 'views', 'partners', 'skipped'),
+      'seed': config.seed,
+    }
+    name = features.digest(settings, weights, *self.sources.values())
+    arrays = features.cached(folder, name, lambda: self._extract(*self.run.devices.replicate(weights), views=True))
+    for split, source in self.sources.items():  # images whose features were stored are not read again
+      source.skipped.update(arrays[f'{split}_skipped'].tolist())
+    return self._spaces(arrays)
+
+  def _extract(self, params, stats, *, layers=features.LAYERS, views: bool) -> dict[str, np.ndarray]:
+    """{'train_backbone': [n, d], ..., 'train_labels': [n], ...} of training and test images and of views of some."""
+    config, arrays = self.run.config, {}
+
+    def extract(name, apply, source, size, batch_size):
+      sizes = dict(size=size, batch_size=batch_size)
+      found, labels = features.extract(apply, self.run.devices, params, stats, source, **sizes)
+      arrays.update({f'{name}_{layer}': x for layer, x in found.items()} | {f'{name}_labels': labels})
+      arrays[f'{name}_skipped'] = np.array(sorted(source.skipped), np.int64)
+
+    for name, source in self.sources.items():
+      extract(name, self._apply(layers), source, features.image_size(config), config.eval.batch_size)
+    if views:  # after the test images, so that the unreadable ones among them are known
+      size, few = stored_size(config), config.eval.batch_size // config.eval.views
+      extract('views', self._view, self._view_source, size, few)
+      # Random keys depend on the position: an image and its partner get the same augmentations.
+      partners = metrics.same_label_partners(self._view_source.labels, np.random.default_rng(config.seed))
+      extract('partners', self._view, self._view_source.subset(partners), size, few)
+    return arrays
+
+  @functools.cached_property
+  def _view(self) -> Callable:
+    config = self.run.config
+    augments = image_views(config, on_device=True).training
+    augments = [augments[v % config.views] for v in range(config.eval.views)]
+    return features.view_extractor(self.run.method, augments, self.run.devices, seed=config.seed)
+
+  @functools.cached_property
+  def _view_source(self) -> sources.Source:
+    """The test images whose views are evaluated."""
+    config, test = self.run.config, self.run.eval_test
+    readable = test.readable()
+    chosen = np.random.default_rng(config.seed).permutation(len(readable))[: config.eval.view_images]
+    return test.subset(readable[np.sort(chosen)])
+
+  def _spaces(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, from_features.Space], from_features.Labels]:
+    views = lambda layer: (np.moveaxis(arrays[f'{name}_{layer}'], 1, 0) for name in ('views', 'partners'))
+    with_views = 'views_labels' in arrays
+    spaces = {
+      layer: from_features.Space(
+        arrays[f'train_{layer}'], arrays[f'test_{layer}'], *(views(layer) if with_views else ())
+      )
+      for layer in features.LAYERS
+      if f'train_{layer}' in arrays
+    }
+    labels = (arrays.get(f'{name}_labels') for name in ('train', 'test', 'views'))
+    return spaces, from_features.Labels(*labels, self.run.eval_train.class_names)
+
+  def _temperature(self, step, params) -> Temperature | None:
+    """The temperature of the loss, a number or a function of the similarity."""
+    tau = self.run.method.temperature.at(params, step)
+    return tau if tau is None or callable(tau) else float(tau)
+
+  def _accuracy(self, bank, bank_labels, queries, labels) -> dict[str, float]:
+    choice = self.run.config.eval
+    if not choice.k:
+      return {}
+    votes = dict(k=choice.k, vote=choice.vote, temperature=choice.temperature)
+    return knn.accuracy(bank, bank_labels, queries, labels, topk=(1,), **votes)
+
+
+def require_k(k: Sequence[int], count: int, what: str) -> None:
+  """Raises if `eval.k` has more neighbours than there are training examples."""
+  if max(k, default=0) > count:
+    raise ValueError(f'eval.k = {k} must not exceed the {count} training {what}')
+
+
+def _stages() -> Callable[[str], None]:
+  """Prints each stage of an evaluation, which may take minutes, with the seconds since the start."""
+  start = time.monotonic()
+
+  def say(stage):
+    if jax.process_index() == 0:
+      print(f'evaluation, {time.monotonic() - start:.0f} s: {stage}', flush=True)
+
+  return say

@@ -1,0 +1,104 @@
+"""Evaluation of sentence encoders: do cosine similarities of pairs rank like human scores?"""
+
+import pathlib
+
+import numpy as np
+
+from ssl_jax.arrays import normalize
+from ssl_jax.config import relevant
+from ssl_jax.data.sentences import PAD, Sentences
+from ssl_jax.evals import features, knn, metrics, sts
+from ssl_jax.run.builder import Run
+from ssl_jax.run.state import State
+from ssl_jax.workdir import metric_log
+
+MEASURED = 'stsb'  # the set for alignment and uniformity, if there is one
+
+
+class SentenceEvaluator:
+  """Evaluates a run on the pairs of `eval.sts`."""
+
+  def __init__(self, run: Run):
+    self.run, folder = run, run.config.eval.sts
+    self.sources = {}
+    if not folder:
+      raise ValueError("eval.sts = '' names no scored pairs: give the folder with sts12.tsv, stsb.tsv, ...")
+    self.pairs = sts.read(folder)
+    sentences = [line for pairs in self.pairs.values() for line in (*pairs.first, *pairs.second)]
+    self._position = {line: position for position, line in enumerate(dict.fromkeys(sentences))}
+    # Sentences are cut only at the encoder's last position. Long ones form their own group, so that the many short ones
+    # are not padded to their length.
+    tokens = run.train.vocabulary.encode(list(self._position), run.method.network.encoder.positions)
+    lengths = np.count_nonzero(tokens != PAD, axis=1)
+    short, longest = lengths <= run.config.data.tokens, lengths.max()
+    groups = [(np.flatnonzero(short), run.config.data.tokens), (np.flatnonzero(~short), longest)]
+    self._groups = [
+      (positions, Sentences(tokens[positions, :size], run.train.vocabulary)) for positions, size in groups
+    ]
+    self._apply = features.extractor(run.method, run.views.shown, run.devices)
+
+  def scores(self, state: State) -> dict[str, float]:
+    """{'spearman_mean': correlation · 100, 'spearman_sts12': ..., ...} of a state on the devices."""
+    self.latest = self._features(state)[self.run.config.eval.features]  # for `neighbours`
+    return self._correlations(self.latest)
+
+  def at_start(self, state: State) -> dict[str, float]:
+    """`scores` of the untrained encoder; the state is on the host."""
+    return self.scores(self.run.devices.replicate(state))
+
+  def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
+    """Every number of a state on the host; writes evaluation.json."""
+    found = self._features(self.run.devices.replicate(state))
+    layer = self.run.config.eval.features
+    results = {
+      'step': int(state.step),
+      'epoch': int(state.step) / self.run.steps_per_epoch,
+      'data': {'name': self.run.config.data.name, 'pairs': {name: len(p.score) for name, p in self.pairs.items()}},
+      'settings': relevant(self.run.config.eval, 'eval.'),
+      'features': layer,
+      **self._correlations(found[layer]),
+      'images': {'train': len(self.run.train), 'test': len(self._position)},  # of sentences; reports read this key
+      'measures': {layer: self._measures(x) for layer, x in found.items()} if MEASURED in self.pairs else {},
+    }
+    metric_log.write_evaluation(workdir, results, {}, f'step {results["step"]}')
+    return results
+
+  def neighbours(self, rows: int = 10, per_row: int = 3) -> list[tuple[str, list[tuple[float, str]]]]:
+    """Sentences and their nearest neighbours by the latest `scores`: (sentence, [(cosine, sentence), ...])."""
+    lines = list(self._position)
+    rows = min(rows, len(lines))
+    chosen = np.arange(rows) * (len(lines) // rows)
+    nearest, cosines = knn.neighbours(self.latest, self.latest[chosen], min(per_row + 1, len(lines)))
+    others = lambda i: [(s, lines[at]) for s, at in zip(cosines[i], nearest[i], strict=True) if at != chosen[i]]
+    return [(lines[query], others(i)[:per_row]) for i, query in enumerate(chosen)]
+
+  def _features(self, state: State) -> dict[str, np.ndarray]:
+    """Normalised features of every distinct sentence, by layer."""
+    found = {}
+    for positions, source in self._groups:
+      if len(positions):
+        settings = dict(size=source.items.shape[1], batch_size=self.run.config.eval.batch_size)
+        part, _ = features.extract(self._apply, self.run.devices, *state.evaluated, source, **settings)
+        for layer, x in part.items():
+          whole = found.setdefault(layer, np.empty((len(self._position), x.shape[1]), x.dtype))
+          whole[positions] = normalize(x)
+    return found
+
+  def _both(self, pairs: sts.ScoredPairs, x: np.ndarray) -> list[np.ndarray]:
+    """Features of the first and of the second sentences of pairs."""
+    return [x[[self._position[line] for line in lines]] for lines in (pairs.first, pairs.second)]
+
+  def _correlations(self, x: np.ndarray) -> dict[str, float]:
+    cosines = {name: np.multiply(*self._both(pairs, x)).sum(axis=1) for name, pairs in self.pairs.items()}
+    found = {f'spearman_{name}': sts.spearman(cosines[name], pairs.score) for name, pairs in self.pairs.items()}
+    return {'spearman_mean': float(np.mean(list(found.values()))), **found}
+
+  def _measures(self, x: np.ndarray) -> dict[str, float]:
+    """Uniformity of the sentences of STS-B, and alignment of its paraphrases."""
+    pairs = self.pairs[MEASURED]
+    first, second = self._both(pairs, x)
+    alike = pairs.score >= sts.PARAPHRASE
+    found = {'uniformity': metrics.uniformity(np.concatenate([first, second]))}
+    if alike.any():
+      found['alignment'] = metrics.alignment(np.stack([first[alike], second[alike]]))
+    return found

@@ -1,0 +1,23 @@
+"""The choices of the config section `eval`, each checked against the table that implements it."""
+
+from collections.abc import Mapping
+
+from ssl_jax.evals import features, finetune, knn, linear
+from ssl_jax.registry import require_choice
+
+CHOICES = {
+  'features': features.LAYERS,
+  'train_images': ('kept', 'all'),
+  'vote': knn.VOTES,
+  'linear': linear.CHOICES,
+  'finetune': finetune.CHOICES,
+}
+
+
+def check(settings: Mapping) -> None:
+  """Raises a ValueError, with the nearest valid name, unless every choice in `config.eval` is valid.
+
+  >>> check(dict(features='backbone', train_images='kept', vote='cosine', linear='ridge', finetune='linear 10%'))
+  """
+  for key, known in CHOICES.items():
+    require_choice(f'eval.{key}', settings[key], known)

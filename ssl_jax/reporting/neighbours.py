@@ -1,0 +1,32 @@
+"""The nearest neighbours of some test examples, drawn as a picture or written as text."""
+
+import pathlib
+
+import jax
+import numpy as np
+
+from ssl_jax.evals.evaluate import Evaluator
+from ssl_jax.reporting import contact_sheet
+from ssl_jax.workdir.files import write_text
+
+
+def draw(evaluator: Evaluator, workdir: pathlib.Path) -> None:
+  """Writes neighbours.png or, for sentences, neighbours.txt: the nearest neighbours by the latest `scores`."""
+  if jax.process_index() == 0:
+    DRAW[evaluator.run.modality.name](evaluator.neighbours(), workdir)
+
+
+def _draw_images(found: dict[str, np.ndarray], workdir: pathlib.Path) -> None:
+  """One row per test image: the image, then its nearest training images."""
+  contact_sheet.draw(found['neighbours'], workdir / 'neighbours.png')
+
+
+def _write_sentences(found: list[tuple[str, list[tuple[float, str]]]], workdir: pathlib.Path) -> None:
+  """Each sentence, followed by the nearest ones with their cosine similarities."""
+  lines = []
+  for sentence, nearest in found:
+    lines += [sentence, *(f'  {cosine:.2f}  {other}' for cosine, other in nearest), '']
+  write_text(workdir / 'neighbours.txt', '\n'.join(lines))
+
+
+DRAW = {'images': _draw_images, 'sentences': _write_sentences}

@@ -1,0 +1,134 @@
+"""The progress of a run on the screen: a live bar on a terminal, plain lines elsewhere."""
+
+import os
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+ACCURACIES = ('knn', 'online_probe', 'linear', 'finetune', 'spearman')  # the prefixes of their names
+NARROW = 110  # below so many columns, a terminal's bar shows less
+
+# Short labels: the line must fit beside the bar.
+FORMATS = {
+  'epoch': 'epoch {:.2f}',
+  'loss': 'loss {:.4f}',
+  'online_probe_train': 'probe {:.1f} %',
+  'temperature': 'tau {:.3f}',
+  'learning_rate': 'lr {:.3g}',
+  'images_per_second': '{:,.0f} images/s',
+  'sentences_per_second': '{:,.0f} sentences/s',
+}
+
+# What a finished run leaves in its workdir.
+FILES = {
+  'summary.json': 'the results',
+  'evaluation.json': 'all evaluations',
+  'metrics.jsonl': 'all logged steps',
+  'neighbours.png': 'test images and their nearest training images',
+  'neighbours.txt': 'sentences and their nearest sentences',
+  'tensorboard': 'the same for TensorBoard',
+  'checkpoints': 'the weights',
+  'config.json': 'the config',
+}
+
+
+class Plain:
+  """One line per row, for logs and pipes."""
+
+  def __init__(self, step: int, total: int):
+    del step
+    self.total = total
+
+  def say(self, text: str) -> None:
+    try:
+      print(text, flush=True)
+    except BrokenPipeError:  # the reader is gone, which is not a reason to stop training
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+  def show(self, step: int, row: Mapping[str, float], seconds_left: float) -> None:
+    self.say(f'step {step}/{self.total}  {_numbers(row)}  ETA {seconds_left:.0f} s')
+
+  def close(self) -> None:
+    pass
+
+
+class Silent(Plain):
+  """Nothing, for all processes but the first."""
+
+  def say(self, text: str) -> None:
+    pass
+
+
+class Live(Plain):
+  """A rich progress bar that stays in place, for terminals."""
+
+  def __init__(self, step: int, total: int):
+    console = Console(soft_wrap=True)
+    self.narrow = console.width < NARROW
+    columns = (
+      TextColumn('{task.description}'),
+      BarColumn(10 if self.narrow else 40),
+      TextColumn('{task.fields[numbers]}'),
+      TimeRemainingColumn(),
+    )
+    self.bar = Progress(*columns, console=console)
+    self.total = total
+    self.task = self.bar.add_task(f'step {step}/{total}', total=total, completed=step, numbers='')
+    self.bar.start()
+
+  def say(self, text: str) -> None:
+    self.bar.console.print(text, highlight=False, markup=False)
+
+  def show(self, step: int, row: Mapping[str, float], seconds_left: float) -> None:
+    row = {name: value for name, value in row.items() if not (self.narrow and name in ('epoch', 'learning_rate'))}
+    self.bar.update(self.task, completed=step, description=f'step {step}/{self.total}', numbers=_numbers(row))
+
+  def close(self) -> None:
+    self.bar.stop()
+
+
+def create(step: int, total: int) -> Plain:
+  """The display of a run of `total` steps that starts at `step`."""
+  if jax.process_index() > 0:
+    return Silent(step, total)
+  return (Live if sys.stdout.isatty() else Plain)(step, total)
+
+
+def accuracies(results: Mapping[str, Any]) -> dict[str, Any]:
+  """The accuracies among the results of an evaluation or a summary.
+
+  >>> accuracies({'knn200': 71.3, 'steps': 1000})
+  {'knn200': 71.3}
+  """
+  return {name: value for name, value in results.items() if name.startswith(ACCURACIES)}
+
+
+def sentence(when: str, results: Mapping[str, float]) -> str:
+  """Results in one line, without the measures of a layer, whose names have a slash.
+
+  >>> sentence('epoch 20', {'knn200': 71.3, 'spearman_mean': 0.75, 'backbone/uniformity': -3.1})
+  'epoch 20: knn200 71.30 %, spearman_mean 0.75'
+  """
+  unit = lambda name: '' if name.startswith('spearman') else ' %'
+  shown = (f'{name} {value:.2f}{unit(name)}' for name, value in results.items() if '/' not in name)
+  return f'{when}: ' + ', '.join(shown)
+
+
+def finish(workdir: pathlib.Path, summary: Mapping) -> None:
+  """Prints the results of a run and where its files are."""
+  if jax.process_index() > 0:
+    return
+  if found := accuracies(summary):
+    print(sentence('finished', found))
+  for name, text in FILES.items():
+    if (workdir / name).exists():
+      print(f'  {text + ":":48}{workdir / name}')
+
+
+def _numbers(row: Mapping[str, float]) -> str:
+  return '  '.join(form.format(row[name]) for name, form in FORMATS.items() if name in row)

@@ -1,0 +1,24 @@
+"""Every encoder declares its modality and accepts its own example."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ssl_jax import models
+
+
+@pytest.mark.parametrize(
+  ('name', 'modality'),
+  [('resnet_tiny', 'images'), ('alexnet_small', 'images'), ('vit_tiny32', 'images'), ('bert_tiny', 'sentences')],
+)
+def test_an_encoder_accepts_its_example(name, modality):
+  encoder = models.create(name)
+  inputs = models.example(encoder, 32)
+  features, _ = jax.eval_shape(lambda: encoder.init_with_output(jax.random.key(0), inputs, train=False))
+  assert encoder.modality == modality
+  assert features.shape[0] == 2 and features.dtype == jnp.float32
+
+
+def test_the_modality_cannot_be_set_by_a_config():
+  with pytest.raises(ValueError, match=r"^model\.modality = 'sentences' is not a parameter of 'resnet_tiny'"):
+    models.create('resnet_tiny', modality='sentences')
