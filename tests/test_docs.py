@@ -109,6 +109,21 @@ def test_links_lead_somewhere(page):
       assert path in generated | figures or (page.parent / path).exists(), address
 
 
+@pytest.mark.parametrize('name', ['CONTRIBUTING.md', 'docs/architecture.md', 'docs/extending.md'])
+def test_files_that_are_named_exist(name):
+  named = re.findall(
+    r'`((?:ssl_jax|tests|configs|experiments|benchmarks)/[\w/.]*|main\.py)`', (ROOT / name).read_text()
+  )
+  assert named
+  assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_trace_of_a_key_has_at_most_eight_files():
+  text = (ROOT / 'docs' / 'architecture.md').read_text()
+  trace = re.search(r'## From `temperature.tau_min` to the logits\n(.*?)^## ', text, re.DOTALL | re.MULTILINE)[1]
+  assert len(set(re.findall(r'`([\w/]+\.py)`', trace))) <= 8
+
+
 def test_the_config_reference_has_every_key():
   text = generate.config_reference()
   named = set(config.NAMED)
