@@ -1,18 +1,25 @@
-# make train: a result and its report on this machine in a few minutes.  make test, make lint, make docs, make views, make bench.
+# make train: a result and its report on this machine in a few minutes.
+# make test, make test-all, make lint, make docs, make views, make bench.
 # Everything works from a fresh clone: the virtual environment is made first. Another Python: make PYTHON=python3.12 test
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test lint format docs views bench clean
+.PHONY: train test test-all lint format docs views bench clean
 
 train: $(VENV)/.installed
 	$(BIN)/python main.py --config=configs/quickstart.py
 	$(BIN)/python main.py --mode=report --config=configs/quickstart.py
 
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+FURTHER = slow or real_data or browser
+
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m 'not ($(FURTHER))'
+
+test-all: test # and the slow tests, those of real data (SSL_JAX_TEST_DATA) and those in a browser
+	$(PYTEST) -m '$(FURTHER)'
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """From a config file and flags to a valid config, before anything is compiled or loaded."""
 
 import ast
+import functools
 import importlib.util
 import math
 import pathlib
@@ -268,10 +269,11 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
   """Raises a ValueError for an unknown key, a value of another type or out of range, or an unknown choice."""
   _validate_keys(config, base, '')
   flat = flatten(config)
+  value_of = lambda key: functools.reduce(lambda section, name: section[name], key.split('.'), config)
   for key, known in CHOICES.items():
-    require_choice(key, flat[key], known)
+    require_choice(key, value_of(key), known)
   for key, (holds, must_be) in RULES.items():
-    require(key, flat[key], holds, must_be)
+    require(key, value_of(key), holds, must_be)
   for key, value in flat.items():
     if not all(isinstance(x, str | int | float | None) for x in _leaves(value)):
       raise ValueError(f'{key} = {value!r} must be a number, a text or a tuple of them, which config.json can hold')

@@ -11,7 +11,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from ssl_jax import losses, pairs, temperature
-from tests.test_pairs import mapped
+from tests.helpers import mapped
 
 PARAMETERS = {
   'hard': dict(fraction=0.3),

@@ -18,7 +18,7 @@ from experiments import pictures, runner, tables
 from experiments.behaviour import figures
 from experiments.tables import Column, Row, Sweep
 from ssl_jax import methods
-from tests.test_train import tiny
+from tests.helpers import tiny
 
 ROOT = pathlib.Path(__file__).parent.parent
 SWEEPS = {

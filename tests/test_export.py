@@ -31,9 +31,8 @@ from ssl_jax.run import builder
 from ssl_jax.run.state import average_of
 from ssl_jax.workdir import files, metric_log
 from ssl_jax.workdir.checkpoints import Checkpoints
+from tests.helpers import call, tiny
 from tests.models import torch_models
-from tests.test_main import call
-from tests.test_train import tiny
 
 BASIC, BOTTLENECK = torch_models.BasicBlock, torch_models.Bottleneck
 VIT = dict(patch=4, width=24, depth=2, heads=3)

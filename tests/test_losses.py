@@ -84,7 +84,7 @@ def similarities(negatives, positives=1, queries=3, columns=None, seed=0):
 
 
 def rows(pos, neg, where):
-  """The arrays as the loops take them: lists of Python floats, without what is no negative."""
+  """The arrays as the loops take them: lists of Python floats, without masked negatives."""
   return pos.astype(float).tolist(), [row[keep].astype(float).tolist() for row, keep in zip(neg, where, strict=True)]
 
 

@@ -8,8 +8,8 @@ import torch
 from absl.testing import absltest, parameterized
 
 from ssl_jax import losses, temperature
+from tests.helpers import mapped
 from tests.reference import distillation as reference
-from tests.test_pairs import mapped
 
 N, K = 8, 6
 CASES = {

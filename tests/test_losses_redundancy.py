@@ -10,8 +10,8 @@ import torch
 from absl.testing import absltest, parameterized
 
 from ssl_jax import losses
+from tests.helpers import mapped
 from tests.reference import redundancy as reference
-from tests.test_pairs import mapped
 
 N, D = 8, 4
 CASES = {

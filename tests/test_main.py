@@ -12,6 +12,7 @@ from absl import flags
 
 import main
 from ssl_jax.workdir import files
+from tests.helpers import call
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -28,15 +29,6 @@ QUICK = (
   '--config.log.tensorboard=False',
   '--config.eval.k=()',
 )
-
-
-def call(*arguments):
-  """Runs main.py with these arguments in this process, and returns its exit message."""
-  flags.FLAGS.unparse_flags()
-  rest = flags.FLAGS(['main.py', *arguments], known_only=True)
-  with pytest.raises(SystemExit) as stopped:
-    main.main(rest)
-  return str(stopped.value)
 
 
 @pytest.mark.parametrize(

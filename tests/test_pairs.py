@@ -9,6 +9,7 @@ import numpy as np
 from absl.testing import absltest, parameterized
 
 from ssl_jax import losses, pairs
+from tests.helpers import mapped
 
 B, D = 4, 3
 
@@ -144,26 +145,6 @@ class LayoutTest(chex.TestCase):
         call()
     with self.assertRaises(AssertionError):
       pairs.in_batch(z, z[:, :2])
-
-
-def mapped(function, devices, how):
-  """`function(params, shard)` on the devices, each with its part of the batch; the results of the devices, stacked."""
-  split = lambda x: x.reshape(devices, x.shape[0] // devices, *x.shape[1:])
-  if how == 'pmap':
-    run = jax.pmap(function, axis_name='batch', in_axes=(None, 0), devices=jax.devices()[:devices])
-  else:
-    mesh = jax.make_mesh((devices,), ('batch',), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
-    spec = jax.sharding.PartitionSpec
-    run = jax.jit(
-      jax.shard_map(
-        lambda params, shards: jax.tree.map(lambda x: x[None], function(params, shards[0])),
-        mesh=mesh,
-        in_specs=(spec(), spec('batch')),
-        out_specs=spec('batch'),
-        check_vma=False,
-      )
-    )
-  return lambda params, batch: run(params, split(batch))
 
 
 QUEUE = np.random.default_rng(2).normal(size=(6, D)).astype(np.float32)

@@ -20,7 +20,7 @@ from ssl_jax import train
 from ssl_jax.run import devices
 from ssl_jax.run.devices import AXIS, Devices
 from ssl_jax.workdir import metric_log
-from tests.test_train import tiny
+from tests.helpers import tiny
 
 ROOT = pathlib.Path(__file__).parent.parent
 

@@ -11,7 +11,7 @@ import torch
 from ssl_jax import train
 from ssl_jax.run.online_probe import OnlineProbe
 from ssl_jax.workdir import metric_log
-from tests.test_train import final, tiny
+from tests.helpers import final, tiny
 
 
 def test_steps_match_torch():

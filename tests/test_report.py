@@ -19,7 +19,7 @@ from ssl_jax import train
 from ssl_jax.config import restore
 from ssl_jax.evals import evaluate
 from ssl_jax.reporting import figures, report
-from tests.test_train import tiny
+from tests.helpers import needs_browser, tiny
 
 CHROMIUM = shutil.which('chromium')
 FLAGS = (
@@ -167,7 +167,7 @@ def chromium(page: pathlib.Path, *flags):
   return done.stdout, [line for line in done.stderr.splitlines() if 'CONSOLE' in line]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed; .ci/run installs it')
+@needs_browser
 @pytest.mark.parametrize('width', [400, 1280])
 def test_a_browser_displays_the_page_without_an_error(runs, width, tmp_path):
   page = tmp_path / 'frame.html'
@@ -184,7 +184,7 @@ def test_a_browser_displays_the_page_without_an_error(runs, width, tmp_path):
   assert (np.abs(pixels.astype(int) - np.array(blue)[None]).max(axis=1) < 8).sum() > 100, 'the first curve is drawn'
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason='chromium is not installed; .ci/run installs it')
+@needs_browser
 def test_a_console_error_would_be_noticed(tmp_path):
   (tmp_path / 'page.html').write_text('<script>console.error("broken")</script>')
   assert 'broken' in chromium(tmp_path / 'page.html', '--dump-dom')[1][0]

@@ -14,7 +14,7 @@ from ssl_jax.evals import evaluate, sts
 from ssl_jax.models import torch_weights
 from ssl_jax.reporting import export, report, views
 from ssl_jax.run import builder
-from tests.test_train import asked_to_stop_at, final
+from tests.helpers import asked_to_stop_at, final
 
 WORDS = ['a', 'the', 'dog', 'cat', 'man', 'woman', 'runs', 'sleeps', 'eats', 'red', 'blue', 'house', 'in', 'on', 'near']
 
@@ -193,7 +193,7 @@ def test_views_of_sentences_are_not_drawn(trained, tmp_path):
     ({'augment_other': dict(flip=0.5)}, r'augment_other\.flip has no meaning for sentences'),
     ({'data.on_device': 'no'}, r"data\.on_device = 'no' has no meaning for sentences"),
     ({'eval.sts': 'nowhere'}, r"eval\.sts = 'nowhere' is not a folder"),
-    ({'batch_size': 512}, r'batch_size = 512 is larger than the 64 sentences'),
+    ({'batch_size': 512}, r'batch_size = 512 must not exceed the 64 training sentences'),
   ],
 )
 def test_invalid_configs_are_refused_before_training(trained, changes, message):
@@ -228,7 +228,7 @@ def test_another_vocabulary_is_refused(trained, tmp_path):
   other = small(folder, **{'data.path': str(tmp_path / 'other.txt')})
   kept = (workdir / 'vocab.txt').read_text()
   for run in (train.train, evaluate.evaluate):
-    with pytest.raises(ValueError, match=r'is of another config \(data\.words = '):
+    with pytest.raises(ValueError, match=r'holds a run of another config \(data\.words = '):
       run(other, str(workdir))
   assert (workdir / 'vocab.txt').read_text() == kept
 

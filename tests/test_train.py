@@ -9,60 +9,16 @@ import jax
 import numpy as np
 import pytest
 
-from configs import base
 from ssl_jax import config, train
 from ssl_jax.evals.image_evaluator import ImageEvaluator
-from ssl_jax.run import builder
 from ssl_jax.workdir import files, metric_log, progress
 from ssl_jax.workdir.checkpoints import Checkpoints
+from tests.helpers import STEPS, asked_to_stop_at, final, tiny
 
-STEPS = 20
 METRICS = {
   *('step', 'epoch', 'loss', 'learning_rate', 'grad_norm', 'positive_similarity', 'temperature'),
   'images_per_second',
 }
-
-
-def tiny(tmp_path, **changes):
-  """A config that trains in seconds: 64 images of 12 pixels, a narrow ResNet, 20 steps over ten epochs."""
-  data = tmp_path / 'data.npz'
-  if not data.exists():
-    rng = np.random.default_rng(0)
-    labels = np.arange(80) % 4
-    # A colour and a gradient per class, and a little noise: smooth, as images are.
-    colours, slopes = rng.uniform(60, 200, (4, 1, 1, 3)), rng.normal(0, 6, (4, 1, 12, 1)) + np.zeros((1, 12, 1, 3))
-    images = colours[labels] + slopes[labels] + rng.normal(0, 12, (80, 12, 12, 3))
-    images = np.clip(images, 0, 255).astype(np.uint8)
-    np.savez(data, train_images=images[:64], train_labels=labels[:64], test_images=images[64:], test_labels=labels[64:])
-  chosen = base.get_config()
-  settings = {
-    'data': dict(source='arrays', name='tiny', path=str(data), image_size=12),
-    'augment': dict(name='dystress_cifar', jitter=0.0, grey=0.0),  # colours take long to compile
-    'model': dict(name='resnet_tiny', width=8, stage_sizes=(1,)),
-    'projector': dict(name='simclr', features=(8, 8)),
-    'dtype': 'float32',
-    'batch_size': 32,
-    'steps': STEPS,
-    'optimizer.learning_rate': 0.005,
-    'temperature.tau': 0.5,
-    'parallel.devices': 1,
-    'eval': dict(k=(5,), every_epochs=0, batch_size=40),
-    'log': dict(every_steps=1, tensorboard=False),
-  }
-  for key, value in (settings | changes).items():
-    config.override(chosen, key, value)
-  config.validate(chosen, base.get_config())
-  return chosen
-
-
-def final(workdir, chosen):
-  """(losses of every step, the last state) of a finished run."""
-  losses = [row['loss'] for row in metric_log.read(workdir) if 'loss' in row]
-  run = builder.build(chosen)
-  checkpoints = Checkpoints(files.check(workdir, run.identity))
-  state = checkpoints.restore(run.initial_state())
-  checkpoints.close()
-  return losses, state
 
 
 @pytest.fixture(scope='module')
@@ -97,22 +53,6 @@ def test_repeated_run_is_bit_identical(reference, tmp_path):
   assert other_losses == losses
   assert again['knn5'] == summary['knn5']
   chex.assert_trees_all_equal(other, state)
-
-
-@contextlib.contextmanager
-def asked_to_stop_at(step):
-  """Simulates a SIGTERM that arrives during the given step."""
-
-  class Stop:
-    asked = 0
-
-    def is_set(self):
-      self.asked += 1
-      return self.asked == step
-
-  with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(train, '_stop_requests', lambda: contextlib.nullcontext(Stop()))
-    yield
 
 
 @pytest.mark.parametrize('stop_at', [1, 7, 19])
@@ -437,15 +377,18 @@ def test_without_labels_only_knn_is_refused(tmp_path):
       'data.stored_size = 16 needs random crops: set augment.crop=True',
     ),
     ({'augment.crop': False, 'small_crops.number': 2}, 'small_crops.number = 2 needs random crops: set augment.crop'),
-    ({'data.path': 'nowhere.npz'}, "data.path 'nowhere.npz' is not an .npz file"),
+    ({'data.path': 'nowhere.npz'}, "data.path = 'nowhere.npz' must be an .npz file"),
     ({'augment.size': 8}, 'augment.size = 8 is not set here: set data.image_size'),
     ({'augment_other': dict(size=8)}, 'augment_other.size = 8 is not set here: set data.image_size'),
     (
       {'imbalance': dict(name='exponential_tail', ratio='a tenth')},
-      "imbalance.ratio = 'a tenth' is out of range: give",
+      "imbalance.ratio = 'a tenth' must be the size of the last class",
     ),
-    ({'imbalance': dict(name='exponential_tail', ratio=0.1, n_max=-2)}, 'imbalance.n_max = -2 is out of range: give'),
-    ({'imbalance': dict(name='pareto', n_max=8, n_min=9)}, 'imbalance.n_min = 9 is more than n_max = 8'),
+    (
+      {'imbalance': dict(name='exponential_tail', ratio=0.1, n_max=-2)},
+      'imbalance.n_max = -2 must be the size of the largest class, at least 1',
+    ),
+    ({'imbalance': dict(name='pareto', n_max=8, n_min=9)}, 'imbalance.n_min = 9 must be at most n_max = 8'),
     (
       {'imbalance': dict(name='exponential_tail', ratio=0.1), 'batch_size': 16, 'eval.finetune': '5-shot'},
       "eval.finetune: labels: '5-shot', but class . has . training images",

@@ -11,7 +11,7 @@ import scipy.ndimage
 from PIL import Image
 
 from ssl_jax.data import image_ops
-from tests.data import REAL, needs_real_data
+from tests.helpers import REAL, needs_real_data
 
 
 def picture(height=40, width=48, seed=0):

@@ -15,8 +15,8 @@ import scipy.stats
 from PIL import Image
 
 from ssl_jax.data import augment, image_ops
-from tests.data import needs_real_data
 from tests.data.pictures import kernel, levels, photographs, picture, to_float
+from tests.helpers import needs_real_data
 
 EVERYTHING = dict(
   crop=True, flip=0.5, jitter=0.5, grey=0.5, blur=0.5, solarize=0.5, cutout=0.5, rotation=0.5, noise=0.5, size=8

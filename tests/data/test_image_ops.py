@@ -17,8 +17,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from ssl_jax.data import augment, image_ops
-from tests.data import needs_real_data
 from tests.data.pictures import images, kernel, levels, load, photographs, picture, to_float
+from tests.helpers import needs_real_data
 
 BOXES = [(0, 0, 40, 48), (3, 5, 7, 9), (10, 2, 30, 45), (39, 47, 1, 1), (0, 40, 40, 3)]
 

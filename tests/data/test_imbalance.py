@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from ssl_jax.data import imbalance
-from ssl_jax.evals.evaluate import Evaluator
+from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.run import builder
-from tests.test_train import tiny
+from tests.helpers import tiny
 
 CIFAR10 = np.repeat(np.arange(10, dtype=np.int32), 5000)
 CIFAR100 = np.repeat(np.arange(100, dtype=np.int32), 500)
@@ -172,10 +172,10 @@ def test_evaluations_use_the_kept_training_images_or_all(tmp_path):
   assert kept.eval_train is kept.train
   np.testing.assert_array_equal(np.bincount(kept.train.labels), [0, 2, 5, 16])
   with pytest.raises(ValueError, match=r"imbalance.name = 'exponential_imbalance' keeps no image of the classes \[0\]"):
-    Evaluator(kept)
+    ImageEvaluator(kept)
   everything = builder.build(tiny(tmp_path, **settings, **{'eval.train_images': 'all'}))
   np.testing.assert_array_equal(np.bincount(everything.train.labels), [0, 2, 5, 16])
   np.testing.assert_array_equal(np.bincount(everything.eval_train.labels), [16] * 4)
-  evaluator = Evaluator(everything)
+  evaluator = ImageEvaluator(everything)
   spaces, labels = evaluator.spaces(everything.devices.replicate(everything.initial_state()))
   assert len(spaces['backbone'].train) == len(labels.train) == 64 and len(spaces['backbone'].test) == 16

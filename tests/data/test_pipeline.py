@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, JpegImagePlugin
 
 from ssl_jax.data import image_ops, pipeline, sources
-from tests.data import REAL, needs_real_data
+from tests.helpers import REAL, needs_real_data
 
 
 def coordinates(k, height=60, width=80):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssl_jax.data import sentences
-from tests.data import REAL, needs_real_data
+from tests.helpers import REAL, needs_real_data
 
 PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'play', '##ing', '##s', 'a', '##l', '##l', 'al', '.', 'un', '##play']
 

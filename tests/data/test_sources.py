@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from ssl_jax.data import classes, embedded, sources
-from tests.data import REAL, needs_real_data
+from tests.helpers import REAL, needs_real_data
 
 
 def config(source, path, **changes):

@@ -13,7 +13,7 @@ from ssl_jax.run import builder
 from ssl_jax.run.devices import AXIS
 from ssl_jax.run.state import average_of
 from ssl_jax.run.update import make_update
-from tests.test_train import tiny
+from tests.helpers import tiny
 
 
 @pytest.fixture(scope='module')

@@ -16,7 +16,7 @@ from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.reporting import contact_sheet, figures, neighbours, report, views
 from ssl_jax.run import builder
 from ssl_jax.workdir import metric_log
-from tests.test_train import tiny
+from tests.helpers import tiny
 
 
 @pytest.fixture(scope='module')

@@ -13,7 +13,7 @@ import pytest
 from ssl_jax.data import augment, pipeline, sources
 from ssl_jax.evals import finetune, linear
 from ssl_jax.run import builder
-from tests.test_train import tiny
+from tests.helpers import tiny
 
 SHORT = dataclasses.replace(finetune.FULL, epochs=4, milestones=(3,), learning_rate=0.05, batch=16)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssl_jax.evals import sts
-from tests.data import REAL, needs_real_data
+from tests.helpers import REAL, needs_real_data
 
 NUMBERS = st.lists(st.tuples(st.integers(0, 5), st.floats(-1, 1, width=16)), min_size=3, max_size=30)
 

@@ -10,7 +10,7 @@ import pytest
 
 from configs import base, cifar10
 from ssl_jax import config, methods, train
-from tests.test_train import asked_to_stop_at, final, tiny
+from tests.helpers import asked_to_stop_at, final, tiny
 
 NONE = dict(name='none')
 
@@ -133,7 +133,7 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
     ),
     (
       {'method': dict(name='dino', teacher_temperature=dict(name='learnable', tau=0.1)), 'loss': dict(name='dino')},
-      'method.teacher_temperature = .* must be a number or a schedule: a teacher does not learn',
+      'method.teacher_temperature = .* must be a number or a schedule, since a teacher does not learn',
     ),
     (
       {'method': dict(name='dino', teacher_temperature=None), 'loss': dict(name='dino')},

@@ -4,7 +4,7 @@ import chex
 import pytest
 
 from ssl_jax import train
-from tests.test_train import asked_to_stop_at, final, tiny
+from tests.helpers import asked_to_stop_at, final, tiny
 
 NONE, TENTH = dict(name='none'), dict(name='constant', tau=0.1)
 STATES = {

@@ -507,7 +507,7 @@ def test_the_logged_temperature_is_the_mean_of_the_positives(name):
   if name == 'memory_bank':
     keys = [extra['bank'][index]] * 2
   positives = np.concatenate([np.sum(queries[v] * keys[1 - v], axis=1) for v in range(2)])
-  close(outputs.metrics['tau'], np.mean(low + (high - low) * np.abs(positives)))
+  close(outputs.metrics['temperature'], np.mean(low + (high - low) * np.abs(positives)))
 
 
 def test_the_queue_costs_what_the_arithmetic_says():

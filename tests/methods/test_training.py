@@ -211,12 +211,12 @@ def trained(name, seed):
   method = methods.create(made, examples=IMAGES, **lengths)
   params, batch_stats, extra = method.init(jax.random.key(seed), jnp.zeros((2, SIZE, SIZE, 3)))
   chex.assert_trees_all_equal(params['network']['encoder'], untrained(seed)[0])
-  rate = optimizers.rate(made.optimizer, batch_size=BATCH, **lengths)
-  optimizer = optimizers.create(made.optimizer, rate)
+  learning_rate = optimizers.learning_rate(made.optimizer, batch_size=BATCH, **lengths)
+  optimizer = optimizers.create(made.optimizer, learning_rate)
   state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, optimizer.init(params))
   kept = [*range(made.views), *range(VIEWS, VIEWS + made.small_crops.number)]
   given = [lambda key, view: view] * len(kept)  # the views are made already
-  update = jax.jit(make_update(method, optimizer, rate, given, seed=seed))
+  update = jax.jit(make_update(method, optimizer, learning_rate, given, seed=seed))
   losses = []
   for views, index in batches(seed)[: made.epochs * STEPS]:
     state, metrics = update(state, tuple(views[v][:, None] for v in kept), index)

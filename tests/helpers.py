@@ -1,0 +1,119 @@
+"""What several test files share: a tiny run, devices, the command line, and marks for what a machine may lack."""
+
+import contextlib
+import os
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from absl import flags
+
+import main
+from configs import base
+from ssl_jax import config, train
+from ssl_jax.run import builder
+from ssl_jax.workdir import files, metric_log
+from ssl_jax.workdir.checkpoints import Checkpoints
+
+STEPS = 20  # of a tiny run
+REAL = os.environ.get('SSL_JAX_TEST_DATA', '')
+
+
+def needs_real_data(test):
+  """Marks a test of `make test-all` that reads the folder SSL_JAX_TEST_DATA."""
+  skip = pytest.mark.skipif(not REAL, reason='SSL_JAX_TEST_DATA is not set to a folder of real data')
+  return pytest.mark.real_data(skip(test))
+
+
+def needs_browser(test):
+  """Marks a test of `make test-all` that opens a page in Chromium."""
+  skip = pytest.mark.skipif(shutil.which('chromium') is None, reason='chromium is not installed')
+  return pytest.mark.browser(skip(test))
+
+
+def tiny(tmp_path, **changes):
+  """A config that trains in seconds: 64 images of 12 pixels, a narrow ResNet, 20 steps over ten epochs."""
+  data = tmp_path / 'data.npz'
+  if not data.exists():
+    rng = np.random.default_rng(0)
+    labels = np.arange(80) % 4
+    # A colour and a gradient per class, and a little noise: smooth, as images are.
+    colours, slopes = rng.uniform(60, 200, (4, 1, 1, 3)), rng.normal(0, 6, (4, 1, 12, 1)) + np.zeros((1, 12, 1, 3))
+    images = colours[labels] + slopes[labels] + rng.normal(0, 12, (80, 12, 12, 3))
+    images = np.clip(images, 0, 255).astype(np.uint8)
+    np.savez(data, train_images=images[:64], train_labels=labels[:64], test_images=images[64:], test_labels=labels[64:])
+  chosen = base.get_config()
+  settings = {
+    'data': dict(source='arrays', name='tiny', path=str(data), image_size=12),
+    'augment': dict(name='dystress_cifar', jitter=0.0, grey=0.0),  # colours take long to compile
+    'model': dict(name='resnet_tiny', width=8, stage_sizes=(1,)),
+    'projector': dict(name='simclr', features=(8, 8)),
+    'dtype': 'float32',
+    'batch_size': 32,
+    'steps': STEPS,
+    'optimizer.learning_rate': 0.005,
+    'temperature.tau': 0.5,
+    'parallel.devices': 1,
+    'eval': dict(k=(5,), every_epochs=0, batch_size=40),
+    'log': dict(every_steps=1, tensorboard=False),
+  }
+  for key, value in (settings | changes).items():
+    config.override(chosen, key, value)
+  config.validate(chosen, base.get_config())
+  return chosen
+
+
+def final(workdir, chosen):
+  """(losses of every step, the last state) of a finished run."""
+  losses = [row['loss'] for row in metric_log.read(workdir) if 'loss' in row]
+  run = builder.build(chosen)
+  checkpoints = Checkpoints(files.check(workdir, run.identity))
+  state = checkpoints.restore(run.initial_state())
+  checkpoints.close()
+  return losses, state
+
+
+@contextlib.contextmanager
+def asked_to_stop_at(step):
+  """Simulates a SIGTERM that arrives during the given step."""
+
+  class Stop:
+    asked = 0
+
+    def is_set(self):
+      self.asked += 1
+      return self.asked == step
+
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(train, '_stop_requests', lambda: contextlib.nullcontext(Stop()))
+    yield
+
+
+def mapped(function, devices, how):
+  """`function(params, shard)` on the devices, each with its part of the batch; the results of the devices, stacked."""
+  split = lambda x: x.reshape(devices, x.shape[0] // devices, *x.shape[1:])
+  if how == 'pmap':
+    run = jax.pmap(function, axis_name='batch', in_axes=(None, 0), devices=jax.devices()[:devices])
+  else:
+    mesh = jax.make_mesh((devices,), ('batch',), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:devices])
+    spec = jax.sharding.PartitionSpec
+    run = jax.jit(
+      jax.shard_map(
+        lambda params, shards: jax.tree.map(lambda x: x[None], function(params, shards[0])),
+        mesh=mesh,
+        in_specs=(spec(), spec('batch')),
+        out_specs=spec('batch'),
+        check_vma=False,
+      )
+    )
+  return lambda params, batch: run(params, split(batch))
+
+
+def call(*arguments):
+  """Runs main.py with these arguments in this process, and returns its exit message."""
+  flags.FLAGS.unparse_flags()
+  rest = flags.FLAGS(['main.py', *arguments], known_only=True)
+  with pytest.raises(SystemExit) as stopped:
+    main.main(rest)
+  return str(stopped.value)
