@@ -24,6 +24,7 @@ test-all: test # and the slow tests, those of real data (SSL_JAX_TEST_DATA) and 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy ssl_jax
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

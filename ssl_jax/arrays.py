@@ -14,7 +14,7 @@ def to_float32(x: jax.typing.ArrayLike) -> jax.Array:
   return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 
 
-def normalize(x: jax.Array, axis: int = -1) -> jax.Array:
+def normalize(x: jax.typing.ArrayLike, axis: int = -1) -> jax.Array:
   """x / ‖x‖ in float32; a vector shorter than 1e-12 becomes 0, with gradient 0.  [..., D] -> [..., D]
 
   >>> print(normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))

@@ -158,7 +158,7 @@ def upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def restore(saved: Mapping[str, Any], base: ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict:
   """The config of a recorded run, from its config.json; harmless keys that it lacks are those of `base`."""
-  tuples = lambda x: (
+  tuples: Callable[[Any], Any] = lambda x: (
     {k: tuples(v) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
   )
   config = ConfigDict(tuples(upgrade(saved)))
@@ -246,7 +246,7 @@ def _same_type(key: str, value: Any, default: Any) -> Any:
 
 def flatten(config: Mapping, prefix: str = '') -> dict:
   """{'data.name': 'cifar10', ...}; a named section's dicts are flattened too."""
-  flat = {}
+  flat: dict[str, Any] = {}
   for key, value in config.items():
     if isinstance(value, Mapping | ConfigDict):
       flat |= flatten(value, f'{prefix}{key}.')

@@ -11,7 +11,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import numpy as np
@@ -156,7 +156,7 @@ def prefix(section: str) -> Iterator[None]:
     raise ValueError(f'{section}.{error}') from None
 
 
-def is_mapping(value: Any) -> bool:
+def is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
   """Whether a value is a dict or like one: an ml_collections.ConfigDict is not a `Mapping`.
 
   >>> is_mapping(dict(name='constant')), is_mapping(0.2)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -86,7 +86,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     used = {run.train, *(evaluator.sources.values() if evaluator else ())}
     summary['broken_images_skipped'] = sum(len(source.skipped) for source in used)
   metric_log.write_summary(workdir, summary, trained=first < run.total_steps)
-  if config.eval.at_end:
+  if evaluator and config.eval.at_end:
     if any(_agreed(run.total_steps, 0, stop.is_set())):  # asked during the last step
       raise Interrupted('trained and saved, stopped before the evaluation; the same command resumes here')
     evaluator.evaluate(run.devices.unreplicate(state), workdir)
@@ -160,6 +160,7 @@ class Loop:
 
   def _evaluate_finished(self, state: State, step: int) -> dict:
     """Evaluates a run that was complete before; its row may be missing, if the evaluation failed then."""
+    assert self.evaluator is not None
     results = self.evaluator.scores(state)
     if not any(row['step'] == step and results.keys() <= row.keys() for row in metric_log.read(self.log.workdir)):
       self.log.write(step, results)
@@ -193,7 +194,8 @@ def _host_calls(run: Run, update: Callable, step: int) -> Iterator[tuple[Call, i
   one = run.devices.map(update, replicated=1, sharded=2, donate=(0,))
   with contextlib.closing(run.host_batches(step)) as batches:
     for images, index in pipeline.prefetch(batches, put):
-      yield lambda state, images=images, index=index: one(state, images, index), 1
+      call = lambda state, images=images, index=index: one(state, images, index)
+      yield call, 1
 
 
 def _device_calls(run: Run, update: Callable, step: int) -> Iterator[tuple[Call, int]]:
@@ -208,7 +210,8 @@ def _device_calls(run: Run, update: Callable, step: int) -> Iterator[tuple[Call,
     index = order[place * batch_size : (place + end - step) * batch_size]
     index = index.reshape(end - step, batch_size).T.astype(np.int32)
     index = devices.shard(np.split(index, jax.process_count())[jax.process_index()])
-    yield lambda state, index=index: many(state, dataset, index), end - step
+    call = lambda state, index=index: many(state, dataset, index)
+    yield call, end - step
     step = end
 
 
@@ -225,7 +228,7 @@ class Watch:
 
   def __init__(self, run: Run, log: metric_log.MetricLog, display: progress.Plain, checkpoints: Checkpoints):
     self.run, self.log, self.display, self.checkpoints = run, log, display, checkpoints
-    self.pending = collections.deque()
+    self.pending: collections.deque[tuple[int, int, dict[str, jax.Array]]] = collections.deque()
     self.window = [metric_log.rename(row) for row in checkpoints.unlogged()]  # metrics of the steps since the last row
     self.restart_clock()
 
@@ -288,7 +291,7 @@ def _stop_requests() -> Iterator[threading.Event]:
   if threading.current_thread() is not threading.main_thread():
     yield stop
     return
-  previous = {}
+  previous: dict[int, Any] = {}
 
   def request(number, frame):
     stop.set()

@@ -109,6 +109,7 @@ def test_two_processes_train_the_run_of_one(tmp_path):
       np.testing.assert_allclose(other[name], row[name], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scan', [1, 2])
 def test_a_signal_to_one_process_stops_all_and_everything_is_saved(tmp_path, scan):
   changes = {'steps': 10_000, 'eval.k': (), 'parallel.devices': 0, 'parallel.steps_per_call': scan}

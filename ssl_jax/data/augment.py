@@ -150,8 +150,8 @@ def make(settings: Mapping[str, Any]) -> Callable[[jax.Array, jax.Array], jax.Ar
   def jitter(u: jax.Array, x: jax.Array) -> jax.Array:
     orders = jnp.asarray(image_ops.JITTER_ORDERS)
     order = orders[jnp.floor(u[4] * len(orders)).astype(jnp.int32)]
-    factors = (_factor(u[k], s[name]) for k, name in enumerate(('brightness', 'contrast', 'saturation')))
-    return image_ops.color_jitter(x, *factors, _between(u[3], -s['hue'], s['hue']), order)
+    bright, contrast, saturation = (_factor(u[k], s[n]) for k, n in enumerate(('brightness', 'contrast', 'saturation')))
+    return image_ops.color_jitter(x, bright, contrast, saturation, _between(u[3], -s['hue'], s['hue']), order)
 
   def cut(u: jax.Array, x: jax.Array) -> jax.Array:
     side = round(s['cutout_size'] * min(x.shape[:2]))
@@ -215,7 +215,7 @@ def make_eval(
     chex.assert_shape(image, (None, None, 3))
     chex.assert_type(image, jnp.uint8)
     x = image.astype(jnp.float32) / 255
-    box = image_ops.center_box(*image.shape[:2], crop)
+    box = image_ops.center_box(image.shape[0], image.shape[1], crop)
     side = s['size'] or box[-1]
     if (*box, *image.shape[:2]) != (0, 0, side, side, side, side):
       x = image_ops.crop_and_resize(x, *box, side)

@@ -113,7 +113,8 @@ def _check(**parameters: Any) -> None:
   for key, value in parameters.items():
     kind, holds, must_be = RANGES[key]
     is_kind = isinstance(value, kind) and not isinstance(value, bool)
-    require(key, value, lambda x, ok=is_kind, holds=holds: ok and holds(x), must_be)
+    valid = lambda x, ok=is_kind, holds=holds: ok and holds(x)
+    require(key, value, valid, must_be)
   if (n_min := parameters.get('n_min', 0)) > (n_max := parameters.get('n_max') or math.inf):
     raise ValueError(f'n_min = {n_min} must be at most n_max = {n_max}')
 

@@ -123,14 +123,17 @@ class _Sentences(Modality):
       raise ValueError(f'init = {config.init!r} needs the vocabulary of its weights: set data.vocabulary=vocab.txt')
 
   def check_source(self, config: ConfigDict, encoder: nn.Module, source: sources.Source) -> None:
+    assert isinstance(source, sentences.Sentences)
     if encoder.vocabulary < len(source.vocabulary):
       pieces = f'{len(source.vocabulary):,} entries of {config.data.vocabulary or "the vocabulary of the sentences"}'
       raise ValueError(f'model.vocabulary = {encoder.vocabulary} must be at least the {pieces}')
 
   def identity(self, source: sources.Source) -> dict[str, Any]:
+    assert isinstance(source, sentences.Sentences)
     return {'words': source.vocabulary.digest}
 
   def files(self, source: sources.Source) -> dict[str, str]:
+    assert isinstance(source, sentences.Sentences)
     return {'vocab.txt': '\n'.join(source.vocabulary.pieces) + '\n'}
 
 

@@ -17,7 +17,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import grain
 import numpy as np
@@ -28,6 +28,7 @@ from ssl_jax.data import image_ops, sources
 from ssl_jax.registry import require
 
 Batch = dict[str, Any]
+Batches: TypeAlias = 'grain.DatasetIterator[Batch]'
 T = TypeVar('T')
 
 
@@ -121,7 +122,7 @@ def batches(
   num_workers: int = 0,
   process_index: int = 0,
   process_count: int = 1,
-) -> Iterator[Batch]:
+) -> Batches:
   """This process's part of the batches start_step, ..., total_steps - 1; `Loader` describes a batch.
 
   `batch_size` is the global batch size. With `num_workers` processes, each decodes whole batches. With none, threads of

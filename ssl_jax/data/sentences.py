@@ -13,7 +13,7 @@ import os
 import pathlib
 import unicodedata
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ SPECIAL = ('[PAD]', '[UNK]', '[CLS]', '[SEP]')
 BERT_SIZE = 30522  # entries of the vocabulary of BERT uncased
 CHARACTERS = 1000  # the most frequent characters, with which a vocabulary of our own can spell any word
 LONGEST_WORD = 100  # in characters; longer words are unknown
-OPENERS = {'.xz': lzma.open, '.gz': gzip.open}
+OPENERS: dict[str, Callable] = {'.xz': lzma.open, '.gz': gzip.open}
 
 _MARKS = frozenset('$+<=>^`|~')  # ASCII punctuation that Unicode classifies as symbols
 # Scripts without spaces: each character is a word.
@@ -134,7 +134,7 @@ class Sentences(sources.Source):
     super().__init__(items)
     self.vocabulary = vocabulary
 
-  def ready(self, length: int) -> bool:  # type: ignore[override]
+  def ready(self, length: int) -> bool:
     return self.items.shape[1:] == (length,)
 
 

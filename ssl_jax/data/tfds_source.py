@@ -18,12 +18,14 @@ from ssl_jax.registry import nearest
 class Tfds(sources.Source):
   """Items are record numbers of a prepared tfds set. Labels are part of the records and are read on first use."""
 
+  _labels: np.ndarray | None
+
   def __init__(self, records: Any, split: str, has_labels: bool, class_names: Sequence[str], broken: str):
     self._records, self._split, self._has_labels = records, split, has_labels
     super().__init__(np.arange(len(records)), None, class_names, broken)
 
   @property
-  def labels(self) -> np.ndarray | None:  # type: ignore[override]
+  def labels(self) -> np.ndarray | None:
     if self._labels is None and self._has_labels:
       values = np.empty(len(self), np.int32)
       for start in range(0, len(self), sources.BULK):
@@ -77,7 +79,7 @@ def load(data: Mapping[str, Any], split: str) -> Tfds:
       f'data.{split}_split = {name!r} is not a split of {data["name"]!r} or a part of one, such as train[:90%]: '
       f'{nearest(name, builder.info.splits)}'
     ) from error
-  label = features.get('label')
+  label: Any = features.get('label')
   has_labels = isinstance(label, tfds.features.ClassLabel)
   where = f'{builder.data_path} ({name})'
   return Tfds(records, where, has_labels, label.names if has_labels else (), data['broken'])

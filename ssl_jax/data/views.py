@@ -1,6 +1,6 @@
 """The views that a config asks for: augmentation settings, crops on the host, and the view that evaluations see."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +45,7 @@ def image_views(config: ConfigDict, on_device: bool) -> Views:
   training = [augment.make(other if v % 2 else settings) for v in range(config.views)]
   training += [augment.make(settings | small) for _ in range(config.small_crops.number)]
   mean, std = np.float32(settings['mean']), np.float32(settings['std'])
-  to_pixels = lambda x: np.uint8(np.clip(np.rint((np.asarray(x) * std + mean) * 255), 0, 255))
+  to_pixels = lambda x: np.clip(np.rint((np.asarray(x) * std + mean) * 255), 0, 255).astype(np.uint8)
   shown = augment.make_eval(config.data.image_size, settings['mean'], settings['std'], crop=config.eval.crop)
   return Views(training, shown, to_pixels)
 
@@ -60,7 +60,7 @@ def host_batches(
   small: int = 0,
   total_steps: int,
   start_step: int = 0,
-) -> Iterator[dict[str, Any]]:
+) -> pipeline.Batches:
   """This process's part of each batch, decoded and cropped on the host for `views` views and `small` small crops."""
   first, other = (
     pipeline.Crop(config.data.image_size, s['crop_scale'] if s['crop'] else None, s['crop_ratio'], s['interpolation'])

@@ -2,7 +2,7 @@
 
 import pathlib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -40,7 +40,7 @@ class Evaluator(Protocol):
     """Some test examples and their nearest neighbours, by the features of the latest `scores` or `evaluate`."""
 
 
-EVALUATORS = {'images': ImageEvaluator, 'sentences': SentenceEvaluator}
+EVALUATORS: dict[str, Callable[[builder.Run], Evaluator]] = {'images': ImageEvaluator, 'sentences': SentenceEvaluator}
 
 
 def evaluator_of(run: builder.Run) -> Evaluator:

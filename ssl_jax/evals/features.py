@@ -79,6 +79,7 @@ def extract(
     ready, waiting = waiting, (apply(params, batch_stats, *devices.shard((images, places))), count, found)
     if ready:  # copied back while the batch just dispatched is computed
       parts.append(_fetch(devices, *ready))
+  assert waiting is not None  # a source is not empty
   parts.append(_fetch(devices, *waiting))
   features, found = jax.tree.map(lambda *x: np.concatenate(x), *parts)
   if processes > 1:
@@ -123,7 +124,7 @@ def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
     items = np.asarray(source.items)
     found.update(str((items.shape, items.dtype)).encode())
     # The bytes of an array of objects, such as the paths of a folder, are memory addresses.
-    found.update('\0'.join(map(str, items)).encode() if items.dtype == object else np.ascontiguousarray(items))
+    found.update('\0'.join(map(str, items)).encode() if items.dtype == object else np.ascontiguousarray(items).data)
     if source.labels is not None:
       found.update(np.ascontiguousarray(source.labels).tobytes())
   return found.hexdigest()
@@ -144,7 +145,7 @@ def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.n
   folder.mkdir(exist_ok=True)
   part = folder / 'part'
   with part.open('wb') as stream:
-    np.savez(stream, **arrays)
+    np.savez(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
   for old in folder.glob('*.npz'):
     old.unlink()
   part.replace(file)

@@ -107,7 +107,7 @@ class _Classifier:
       stats = changed.get('batch_stats', {})
     else:
       x = encoder.apply(variables, images, train=False)
-    x = (x.astype(jnp.float32) - self.center[None, :]) / self.scale
+    x = (jnp.asarray(x, jnp.float32) - self.center[None, :]) / self.scale
     if self.frozen:
       x = lax.stop_gradient(x)
     head = params['head']
@@ -191,6 +191,7 @@ def _one_seed(run: Run, state: State, train_labels, which, protocol, extracted, 
   predict = devices.map(predict, replicated=2, sharded=2, out='sharded')
   sizes = dict(size=features.image_size(config), batch_size=config.eval.batch_size)
   found, labels = features.extract(predict, devices, fitted['params'], fitted['stats'], run.eval_test, **sizes)
+  assert labels is not None
   before = classes_before(found['logits'], labels)
   return before < 1, before < 5
 
@@ -232,7 +233,7 @@ def _in_turn(call, ahead: int = 2):
 
   On virtual CPU devices, a long queue of calls starves the threads in which the devices of the first one synchronise.
   """
-  losses = collections.deque()
+  losses: collections.deque[jax.Array] = collections.deque()
 
   def run(*arguments):
     state, loss = call(*arguments)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +54,8 @@ class Labels:
 
 def accuracies(space: Space, labels: Labels, settings: Mapping) -> tuple[dict, dict]:
   """kNN for each k, and the linear classifier.  -> {'knn200': percent, ...}, {'knn200': predicted classes [m], ...}"""
-  numbers, predictions = {}, {}
+  numbers: dict[str, Any] = {}
+  predictions = {}
   topk = (1, 5) if len(np.unique(labels.train)) > 5 else (1,)
   if settings['k']:
     votes = dict(k=settings['k'], vote=settings['vote'], temperature=settings['temperature'])
@@ -81,7 +83,8 @@ def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dic
     'train': train.tolist(),
     'test': np.bincount(labels.test, minlength=classes).tolist(),
   }
-  confused, thirds = {}, {}
+  confused: dict[str, np.ndarray] = {}
+  thirds: dict[str, float] = {}
   for name, predicted in predictions.items():
     matrix = scoring.confusion(predicted, labels.test, classes)
     accuracy = scoring.per_class_accuracy(matrix)
@@ -121,7 +124,8 @@ def measures(space: Space, labels: Labels, temperature: Temperature | None) -> d
   if temperature is not None:
     wanted['penalty_entropy'] = lambda: metrics.penalty_entropy(x, temperature)
   if space.views is not None:
-    views, view_labels = space.views, labels.views
+    views, view_labels, partners = space.views, labels.views, space.partners
+    assert view_labels is not None
     wanted |= {
       'alignment': lambda: metrics.alignment(views),
       'prototype_bias': lambda: metrics.prototype_bias(views, view_labels),
@@ -129,8 +133,8 @@ def measures(space: Space, labels: Labels, temperature: Temperature | None) -> d
       'repelling_gap': lambda: metrics.repelling_gap(views[0], view_labels, views[1], view_labels),
       'lidar': lambda: metrics.lidar(views),
     }
-  if space.partners is not None:
-    wanted['prototype_bias_sampled'] = lambda: metrics.prototype_bias_sampled(space.views, space.partners)
+    if partners is not None:
+      wanted['prototype_bias_sampled'] = lambda: metrics.prototype_bias_sampled(views, partners)
   found = {}
   for name, measure in wanted.items():
     # Some are undefined for a collapsed encoder, few images or dimensions, or classes with one image.
@@ -148,9 +152,10 @@ def measures_of(spaces: Mapping[str, Space], labels: Labels, temperature: Temper
 
 def curves(space: Space, labels: Labels, temperature: Temperature | None) -> dict[str, np.ndarray]:
   """The curves of the papers' figures, in the space that the loss compares."""
-  found = {}
+  found: dict[str, np.ndarray] = {}
   if space.views is not None:
     first, second = space.views[:2]
+    assert labels.views is not None
     histograms = metrics.similarity_histograms(first, second, labels.views, bins=BINS)
     found |= {f'similarities_{name}': counts for name, counts in histograms.items()}
     nearest = metrics.local_separation(first, second, k=min(10, len(first) - 1))

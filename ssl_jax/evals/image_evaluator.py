@@ -28,7 +28,8 @@ class ImageEvaluator:
 
   def __init__(self, run: Run):
     self.run, self.sources = run, {'train': run.eval_train, 'test': run.eval_test}
-    labels, names = {}, {}
+    labels: dict[str, np.ndarray] = {}
+    names = {}
     for split, source in self.sources.items():
       names[split] = f'data.{split}_split = {run.eval_data[f"{split}_split"]!r}'
       if source.labels is None:
@@ -50,6 +51,7 @@ class ImageEvaluator:
         finetune.chosen_labels(labels['train'], finetune.parse(run.config.eval.finetune)[1], 0)
       except ValueError as error:
         raise ValueError(f'eval.finetune: {error}') from None
+    self._labels = labels
     self._apply = functools.cache(lambda layers: features.extractor(run.method, run.views.shown, run.devices, layers))
 
   def spaces(
@@ -86,9 +88,9 @@ class ImageEvaluator:
     if not all(source.ready(stored_size(self.run.config)) for source in self.sources.values()):
       return untrained
     pixels = []
-    for source in self.sources.values():
+    for split, source in self.sources.items():
       images, found = features.squares(source, np.arange(len(source)), self.run.config.data.image_size)
-      pixels += [images.reshape(len(images), -1) / np.float32(255), source.labels[found]]
+      pixels += [images.reshape(len(images), -1) / np.float32(255), self._labels[split][found]]
     return untrained | {f'{name}_pixels': value for name, value in self._accuracy(*pixels).items()}
 
   def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
@@ -136,7 +138,7 @@ class ImageEvaluator:
       own, _ = features.squares(test, test_positions[query, None], size)
       others, positions = features.squares(train, train_positions[found], size)
       images.append(np.concatenate([own, others]))
-      classes.append([labels[query], *train.labels[positions]])
+      classes.append([labels[query], *self._labels['train'][positions]])
     return {'neighbours': np.stack(images), 'neighbours_labels': np.array(classes)}
 
   def all_features(
@@ -161,11 +163,13 @@ class ImageEvaluator:
 
   def _extract(self, params, stats, *, layers=features.LAYERS, views: bool) -> dict[str, np.ndarray]:
     """{'train_backbone': [n, d], ..., 'train_labels': [n], ...} of training and test images and of views of some."""
-    config, arrays = self.run.config, {}
+    config = self.run.config
+    arrays: dict[str, np.ndarray] = {}
 
     def extract(name, apply, source, size, batch_size):
       sizes = dict(size=size, batch_size=batch_size)
       found, labels = features.extract(apply, self.run.devices, params, stats, source, **sizes)
+      assert labels is not None
       arrays.update({f'{name}_{layer}': x for layer, x in found.items()} | {f'{name}_labels': labels})
       arrays[f'{name}_skipped'] = np.array(sorted(source.skipped), np.int64)
 
@@ -175,7 +179,9 @@ class ImageEvaluator:
       size, few = stored_size(config), config.eval.batch_size // config.eval.views
       extract('views', self._view, self._view_source, size, few)
       # Random keys depend on the position: an image and its partner get the same augmentations.
-      partners = metrics.same_label_partners(self._view_source.labels, np.random.default_rng(config.seed))
+      labels = self._view_source.labels
+      assert labels is not None
+      partners = metrics.same_label_partners(labels, np.random.default_rng(config.seed))
       extract('partners', self._view, self._view_source.subset(partners), size, few)
     return arrays
 
@@ -204,8 +210,8 @@ class ImageEvaluator:
       for layer in features.LAYERS
       if f'train_{layer}' in arrays
     }
-    labels = (arrays.get(f'{name}_labels') for name in ('train', 'test', 'views'))
-    return spaces, from_features.Labels(*labels, self.run.eval_train.class_names)
+    train, test, views = arrays['train_labels'], arrays['test_labels'], arrays.get('views_labels')
+    return spaces, from_features.Labels(train, test, views, self.run.eval_train.class_names)
 
   def _temperature(self, step, params) -> Temperature | None:
     """The temperature of the loss, a number or a function of the similarity."""

@@ -145,9 +145,9 @@ def hits(scores: np.ndarray, labels: np.ndarray, topk: int) -> np.ndarray:
 
 
 def accuracy(
-  bank_features: ArrayLike,
+  bank_features: np.ndarray | jax.Array,
   bank_labels: ArrayLike,
-  query_features: ArrayLike,
+  query_features: np.ndarray | jax.Array,
   query_labels: ArrayLike,
   *,
   k: Sequence[int] = (200,),

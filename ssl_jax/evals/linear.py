@@ -7,7 +7,7 @@ encoders, then suit any encoder (our choice).
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -322,10 +322,11 @@ def ridge(
   return _result(report, jax.tree.map(lambda p: p[None], params), test_x, test_y)
 
 
-WITHOUT_SEEDS = {'logistic': logistic, 'ridge': ridge}
+WITHOUT_SEEDS: dict[str, Callable[..., Result]] = {'logistic': logistic, 'ridge': ridge}
 CHOICES = ('', *WITHOUT_SEEDS, *PROTOCOLS)  # of eval.linear
 
 
 def evaluate(name: str, *data: ArrayLike, seeds: Sequence[int]) -> Result:
   """Trains and tests the classifier that `eval.linear` names.  train x and y, test x and y -> Result"""
-  return WITHOUT_SEEDS[name](*data) if name in WITHOUT_SEEDS else fit(*data, name, seeds=seeds)
+  classifier = WITHOUT_SEEDS.get(name) or functools.partial(fit, protocol=name, seeds=seeds)
+  return classifier(*data)

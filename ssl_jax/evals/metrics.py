@@ -125,7 +125,7 @@ def _same_label_sum(x, labels):
 def tolerance(x: ArrayLike, labels: ArrayLike) -> float:
   """E[s · same label] over all pairs (Wang & Liu 2021 Eq. 11); decreases with the number of classes. Takes O(n d)."""
   total, _ = _same_label_sum(x, labels)
-  n = len(labels)
+  n = np.size(labels)
   if n < 2:
     raise ValueError(f'features: {n} example, expected at least 2 to have a pair')
   return total / (n * (n - 1))

@@ -1,6 +1,7 @@
 """From scores and predictions to accuracies: per class, by thirds of a long tail, and over seeds."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -8,8 +9,10 @@ from jax.typing import ArrayLike
 
 from ssl_jax.evals import check
 
+Array = TypeVar('Array', np.ndarray, jax.Array)
 
-def classes_before(scores: np.ndarray | jax.Array, labels: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
+
+def classes_before(scores: Array, labels: Array) -> Array:
   """The number of classes ranked before each example's own, ties to the lower class.  [n, c], [n] -> [n]
 
   If the own score is NaN, all classes come before it: a classifier that has diverged recognises nothing. Takes numpy

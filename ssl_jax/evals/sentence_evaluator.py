@@ -7,6 +7,7 @@ import numpy as np
 from ssl_jax.arrays import normalize
 from ssl_jax.config import relevant
 from ssl_jax.data.sentences import PAD, Sentences
+from ssl_jax.data.sources import Source
 from ssl_jax.evals import features, knn, metrics, sts
 from ssl_jax.run.builder import Run
 from ssl_jax.run.state import State
@@ -20,7 +21,8 @@ class SentenceEvaluator:
 
   def __init__(self, run: Run):
     self.run, folder = run, run.config.eval.sts
-    self.sources = {}
+    self.sources: dict[str, Source] = {}
+    assert isinstance(run.train, Sentences)
     if not folder:
       raise ValueError("eval.sts = '' names no scored pairs: give the folder with sts12.tsv, stsb.tsv, ...")
     self.pairs = sts.read(folder)
@@ -74,7 +76,7 @@ class SentenceEvaluator:
 
   def _features(self, state: State) -> dict[str, np.ndarray]:
     """Normalised features of every distinct sentence, by layer."""
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for positions, source in self._groups:
       if len(positions):
         settings = dict(size=source.items.shape[1], batch_size=self.run.config.eval.batch_size)

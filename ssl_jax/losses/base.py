@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import chex
 import jax
@@ -19,7 +19,6 @@ from ssl_jax.arrays import to_float32
 from ssl_jax.registry import arguments, find, prefix
 from ssl_jax.temperature import Temperature
 
-CONTRASTIVE: dict[str, Callable[..., jax.Array]] = {}  # every loss of similarities by name
 _GIVEN = ('pos', 'neg', 'temperature', 'where', 'axis_name')  # arguments that a config does not set
 
 
@@ -41,9 +40,28 @@ class Properties:
   separable: bool = False
 
 
+class ContrastiveLoss(Protocol):
+  """A function of similarities that declares its properties.
+
+  >>> from ssl_jax import losses
+  >>> losses.simple.properties.separable
+  True
+  """
+
+  __name__: str
+  properties: Properties
+
+  def __call__(self, *args: Any, **kwargs: Any) -> jax.Array: ...
+
+  def __hash__(self) -> int: ...
+
+
+CONTRASTIVE: dict[str, ContrastiveLoss] = {}  # every loss of similarities by name
+
+
 def contrastive_loss(
   *, no_temperature: str = '', cosine_only: str = '', separable: bool = False
-) -> Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]:
+) -> Callable[[Callable[..., jax.Array]], ContrastiveLoss]:
   """A decorator for a loss of similarities, which declares its `Properties`.
 
   The body sees float32 `pos` `[Q, K]`, `neg` and a full `where` `[Q, M]`. Of `pairs.NegativeBlocks` it sees one block
@@ -57,9 +75,9 @@ def contrastive_loss(
   [-0.5] margin_free
   """
 
-  def decorate(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    loss = _with_checks(function)
-    loss.properties = Properties(no_temperature, cosine_only, separable)  # type: ignore[attr-defined]
+  def decorate(function: Callable[..., jax.Array]) -> ContrastiveLoss:
+    loss: Any = _with_checks(function)
+    loss.properties = Properties(no_temperature, cosine_only, separable)
     CONTRASTIVE[function.__name__] = loss
     return loss
 
@@ -131,7 +149,7 @@ class Loss:
   [-0.95]
   """
 
-  function: Callable[..., jax.Array]
+  function: ContrastiveLoss
   parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
@@ -140,7 +158,7 @@ class Loss:
 
   @property
   def properties(self) -> Properties:
-    return self.function.properties  # type: ignore[attr-defined]
+    return self.function.properties
 
   @property
   def takes_temperature(self) -> bool:
@@ -175,7 +193,7 @@ def from_config(spec: Mapping[str, Any]) -> Loss:
   [-0.95]
   """
   found = find('loss', spec, CONTRASTIVE, given=_GIVEN)
-  loss = Loss(found.entry, found.parameters)
+  loss = Loss(CONTRASTIVE[found.name], found.parameters)
   with prefix('loss'):  # the loss checks the values of its arguments: it is enough to trace it
     one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
     jax.eval_shape(lambda pos, neg: loss(pos, neg, temperature=1.0 if loss.takes_temperature else None), one, one)

@@ -97,7 +97,7 @@ def decoupled_weighted(
   """
   require_positive(sigma=sigma)
   logits = jax.lax.stop_gradient(pos) / sigma
-  more = 1 - jnp.exp(logits - _log_mean_exp(logits, jnp.ones(pos.shape, bool), axis_name))  # w - 1
+  more = 1 - jnp.exp(logits - _log_mean_exp(logits, jnp.ones(pos.shape, bool), axis_name=axis_name))  # w - 1
   return decoupled(pos, neg, temperature, where=where) - jnp.mean(more * scale(pos, temperature), axis=1)
 
 
@@ -109,6 +109,7 @@ def simple(pos: jax.Array, neg: jax.Array, weight: float = 1.0, *, where: jax.Ar
   [-1.]
   """
   require_positive(weight=weight)
+  assert where is not None  # `contrastive_loss` fills it in
   return weight * jnp.sum(jnp.where(where, neg, 0), axis=1) - jnp.mean(pos, axis=1)
 
 
@@ -221,6 +222,7 @@ def hard_negative(
   """
   require('beta', beta, lambda x: 0 <= x < math.inf, 'at least 0 and finite')
   require('tau_plus', tau_plus, lambda x: 0 <= x < 1, 'in [0, 1)')
+  assert where is not None  # `contrastive_loss` fills it in
   p, n = scale(pos, temperature), scale(neg, temperature)
   log_expected = (_logsumexp((1 + beta) * n, where) - _logsumexp(beta * n, where))[:, None]
   # log(E - tau_plus e^p) if that is positive; otherwise the floor applies.
@@ -254,7 +256,8 @@ def align_uniform(
   """
   require_positive(t=t, weight=weight)
   sums = lambda neg, where: (_logsumexp(t * (2 * neg - 2), where), jnp.sum(where, axis=1))
-  return jnp.mean(2 - 2 * pos, axis=1) + weight * _log_mean_exp(*over_negatives(sums, neg, where), axis_name)
+  apart = _log_mean_exp(*over_negatives(sums, neg, where), axis_name=axis_name)
+  return jnp.mean(2 - 2 * pos, axis=1) + weight * apart
 
 
 @contrastive_loss(
@@ -313,7 +316,7 @@ def cacr(
     return jnp.sum(jnp.exp(log_w_neg) * (-neg if cost == 'inner' else d_neg), axis=1)
 
   if cost == 'rbf':
-    return attraction + _log_mean_exp(*over_negatives(expected, neg, where), axis_name)
+    return attraction + _log_mean_exp(*over_negatives(expected, neg, where), axis_name=axis_name)
   return attraction - over_negatives(expected, neg, where)
 
 
@@ -383,16 +386,17 @@ def _log_penalties(neg, temperature, where):
   return jax.nn.log_softmax(_masked(scale(neg, temperature), where), axis=1), where
 
 
-def _masked(x: jax.Array, where: jax.Array) -> jax.Array:
+def _masked(x: jax.Array, where: jax.Array | None) -> jax.Array:
   """-inf where `where` is False. A query without negatives keeps all, so that its unused value is finite."""
+  assert where is not None  # `contrastive_loss` fills it in
   return jnp.where(where | ~where.any(axis=1, keepdims=True), x, -jnp.inf)
 
 
-def _logsumexp(x: jax.Array, where: jax.Array) -> jax.Array:
+def _logsumexp(x: jax.Array, where: jax.Array | None) -> jax.Array:
   return jax.nn.logsumexp(_masked(x, where), axis=1)
 
 
-def _log_mean_exp(x: jax.Array, counts: jax.Array, axis_name: str | None) -> jax.Array:
+def _log_mean_exp(x: jax.Array, counts: jax.Array, *, axis_name: str | None) -> jax.Array:
   """log(sum e^x / sum counts) over the entries of all devices with counts above 0.  [...], [...] -> []"""
   where, counts = counts.astype(bool), counts.astype(x.dtype)  # float: a large batch has more than 2^31 pairs
   shift = jnp.max(jax.lax.stop_gradient(x), where=where, initial=-jnp.inf)
@@ -406,9 +410,10 @@ def _log_mean_exp(x: jax.Array, counts: jax.Array, axis_name: str | None) -> jax
   return shift + jnp.log(jnp.where(count > 0, total, 1)) - jnp.log(jnp.where(count > 0, count, 1))
 
 
-def _hardest(neg: jax.Array, where: jax.Array, fraction: float) -> tuple[jax.Array, jax.Array]:
+def _hardest(neg: jax.Array, where: jax.Array | None, fraction: float) -> tuple[jax.Array, jax.Array]:
   """The ceil(fraction · M) largest negatives of each query, where M counts `where`, and their mask."""
   require('fraction', fraction, lambda x: 0 < x <= 1, 'in (0, 1]')
+  assert where is not None  # `contrastive_loss` fills it in
   # The number to keep of 0, 1, ..., M negatives, in float64: 0.07 · 100 is slightly above 7, and its ceil must be 7.
   sizes = np.ceil(fraction * np.arange(neg.shape[1] + 1) - 1e-9).astype(np.int32)
   _, index = jax.lax.top_k(_masked(jax.lax.stop_gradient(neg), where), int(sizes[-1]))

@@ -142,7 +142,8 @@ def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axi
     jax.lax.stop_gradient([_whiten(part, eps, axis_name) for part in jnp.split(z, groups, axis=1)]) for z in (z1, z2)
   ]
   first, second = (jnp.concatenate(base, axis=1) for base in bases)
-  return sum(jnp.sum((1 - _mean(z * base, axis_name)) ** 2) for z, base in ((z1, second), (z2, first)))
+  missed = lambda z, base: jnp.sum((1 - _mean(z * base, axis_name)) ** 2)
+  return missed(z1, second) + missed(z2, first)
 
 
 def _views(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> list[jax.Array]:

@@ -49,15 +49,16 @@ def parts(config: Mapping[str, Any], axis_name: str | None = None) -> Parts:
   kind = METHODS.get(spec.get('name', ''))
   changes = spec.pop('predictor', {}) if kind and kind.predictor else None
   found = find('method', spec, METHODS, given=Method.__dataclass_fields__)
-  if config['views'] < found.entry.least_views:
-    raise ValueError(f'views = {config["views"]} must be at least {found.entry.least_views} for {found.name!r}')
-  contrast = _loss(found.name, found.entry, config['loss'], config['temperature'].get('name') != 'none')
+  kind = METHODS[found.name]
+  if config['views'] < kind.least_views:
+    raise ValueError(f'views = {config["views"]} must be at least {kind.least_views} for {found.name!r}')
+  contrast = _loss(found.name, kind, config['loss'], config['temperature'].get('name') != 'none')
   common = dict(dtype=jnp.dtype(config['dtype']), axis_name=axis_name)
   encoder = build('model', config['model'], models.ENCODERS, **common)
   projector = build('projector', config['projector'], heads.HEADS, **common)
   predictor = None
   if changes is not None:
-    predictor = build('method.predictor', {'name': found.entry.predictor, **changes}, heads.HEADS, **common)
+    predictor = build('method.predictor', {'name': kind.predictor, **changes}, heads.HEADS, **common)
   return Parts(found, Network(encoder, projector, predictor), contrast)
 
 
@@ -76,7 +77,7 @@ def create(
   exist already.
   """
   method, network, contrast = built or parts(config, axis_name)
-  clock = dict(steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+  clock: dict[str, Any] = dict(steps_per_epoch=steps_per_epoch, total_steps=total_steps)
   batch_size = config['batch_size']
   return method.entry(
     network=network,
@@ -90,7 +91,7 @@ def create(
 
 def _loss(method: str, kind: type[Method], spec: Mapping[str, Any], heated: bool) -> Callable[..., jax.Array]:
   """The loss that a config names, with its parameters; `heated`: whether the config has a temperature."""
-  name = spec.get('name')
+  name: Any = spec.get('name')
   if name not in kind.accepts:
     raise ValueError(f'loss.name = {name!r} is not a loss of the method {method!r}: {nearest(name, kind.accepts)}')
   if kind.accepts is losses.CONTRASTIVE:

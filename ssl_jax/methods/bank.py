@@ -1,14 +1,14 @@
 """The memory bank (Wu et al. 2018), as Wang & Liu 2021 use it."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
 from ssl_jax.arrays import normalize
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean_temperature, require_momentum, write
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean, mean_temperature, require_momentum, write
 from ssl_jax.registry import prefix, require
 
 
@@ -40,13 +40,13 @@ class MemoryBank(Method):
       )
       pairs.check_block(self.block)
 
-  def init(self, key, images):
+  def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     params, batch_stats, extra = super().init(key, images)
     shape = (self.plan.examples, self.width(params, batch_stats, images))
     bank = normalize(jax.random.normal(jax.random.fold_in(key, 1), shape))
     return params, batch_stats, {**extra, 'bank': bank}
 
-  def loss(self, params, batch_stats, extra, inputs: Inputs):
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     bank, tau = extra['bank'], self.tau(params, inputs)
     views, batch_stats = self.embed(params, batch_stats, inputs.views)
     views = [normalize(view) for view in views]
@@ -56,7 +56,7 @@ class MemoryBank(Method):
     queries = jnp.concatenate(views)
     pos, neg, where = pairs.with_bank(queries, bank, index, drawn, similarity='dot', block=self.block)
     loss = jnp.mean(self.contrast(pos, neg, where, tau, axis_name=self.axis_name))
-    extra = {**extra, 'bank': self._updated(bank, inputs.index, jax.lax.stop_gradient(sum(views) / len(views)))}
+    extra = {**extra, 'bank': self._updated(bank, inputs.index, jax.lax.stop_gradient(mean(views)))}
     return loss, Outputs(batch_stats, extra, {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)})
 
   def _updated(self, bank, index, z):

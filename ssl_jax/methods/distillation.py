@@ -5,11 +5,12 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from ssl_jax import losses, temperature
 from ssl_jax.methods.momentum import Momentum
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, require_epochs, require_momentum
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, mean, require_epochs, require_momentum
 from ssl_jax.registry import is_mapping, prefix, require
 
 
@@ -25,14 +26,14 @@ class SimSiam(Method):
   accepts: ClassVar[Mapping[str, Callable]] = {'simsiam': losses.simsiam}
   predictor: ClassVar[str] = 'simsiam_predictor'
 
-  def loss(self, params, batch_stats, extra, inputs: Inputs):
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     outputs, batch_stats = self.encode(params['network'], batch_stats, inputs.views)
     targets = [output['projector'] for output in outputs[: len(self.large(inputs))]]
     return self._meet(outputs, targets), Outputs(batch_stats, extra, {})
 
-  def _meet(self, outputs, targets):
+  def _meet(self, outputs, targets) -> jax.Array:
     pairs = directions(len(outputs), len(targets))
-    return sum(jnp.mean(self.contrast(outputs[v]['predictor'], targets[w])) for v, w in pairs) / len(pairs)
+    return mean([jnp.mean(self.contrast(outputs[v]['predictor'], targets[w])) for v, w in pairs])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class BYOL(Momentum, SimSiam):
   momentum: float = 0.996
   final_momentum: float | None = 1.0
 
-  def loss(self, params, batch_stats, extra, inputs: Inputs):
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     slow = self.follow(params, extra, inputs)
     outputs, stats = self.encode(params['network'], batch_stats, inputs.views)
     targets = self.targets(slow, batch_stats, self.large(inputs))
@@ -95,14 +96,14 @@ class DINO(Momentum):
       raise ValueError(f'method.teacher_{error}') from None
 
   def _teacher_temperature(self, step):
-    clock = dict(steps_per_epoch=self.plan.steps_per_epoch, total_steps=self.plan.total_steps)
+    clock: dict[str, Any] = dict(steps_per_epoch=self.plan.steps_per_epoch, total_steps=self.plan.total_steps)
     return temperature.from_config(self.teacher_temperature, **clock).at({}, step)
 
-  def init(self, key, images):
+  def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     params, batch_stats, extra = super().init(key, images)
     return params, batch_stats, {**extra, 'centre': jnp.zeros(self.width(params, batch_stats, images))}
 
-  def loss(self, params, batch_stats, extra, inputs: Inputs):
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     slow, tau = self.follow(params, extra, inputs), self.tau(params, inputs)
     teacher = self.targets(slow, batch_stats, self.large(inputs))
     network = params['network']
@@ -118,4 +119,4 @@ class DINO(Momentum):
     centre = losses.dino_centre(
       extra['centre'], jnp.concatenate(teacher), momentum=self.centre_momentum, axis_name=self.axis_name
     )
-    return sum(values) / len(values), Outputs(stats, {**extra, 'momentum': slow, 'centre': centre}, {})
+    return mean(values), Outputs(stats, {**extra, 'momentum': slow, 'centre': centre}, {})

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import chex
 import jax
@@ -14,7 +14,15 @@ from ssl_jax.methods.protocol import Inputs, Method, Outputs, require_momentum, 
 from ssl_jax.registry import prefix, require
 
 
-def robust_contrastive(differences, tau, average, *, where, momentum, rho=0.3):
+def robust_contrastive(
+  differences: jax.Array,
+  tau: jax.Array,
+  average: jax.Array,
+  *,
+  where: jax.Array,
+  momentum: float,
+  rho: float = 0.3,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The robust global contrastive loss of each image, τ (log s + ρ) (Qiu et al. 2023, Eq. 6 and Alg. 1).
 
   g is the mean of exp(h / τ) over the negatives of an image in the batch. Its moving average s estimates the mean over
@@ -73,14 +81,15 @@ class ISogCLR(Method):
       between = f'from tau_min = {self.tau_min} to tau_max = {self.tau_max}'
       require('tau_start', self.tau_start, lambda tau: self.tau_min <= tau <= self.tau_max, between)
 
-  def init(self, key, images):
+  def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     params, batch_stats, extra = super().init(key, images)
     first = dict(average=0.0, tau=self.tau_start, slope=0.0)
     return params, batch_stats, {**extra, 'images': {key: jnp.full(self.plan.examples, x) for key, x in first.items()}}
 
-  def loss(self, params, batch_stats, extra, inputs: Inputs):
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     views, batch_stats = self.embed(params, batch_stats, inputs.views)
     pos, neg, where = pairs.in_batch(*views, axis_name=self.axis_name)
+    assert isinstance(neg, jax.Array)  # not in blocks
     # Queries are ordered view by view; bring all pairs of an image into one row.
     rows = lambda x: jnp.moveaxis(x.reshape(len(views), len(inputs.index), -1), 0, 1).reshape(len(inputs.index), -1)
     h = neg - pos.mean(axis=1, keepdims=True)

@@ -5,7 +5,7 @@ shuffle batches to prevent that; here nothing is shuffled.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ssl_jax import pairs
 from ssl_jax.arrays import normalize
 from ssl_jax.methods.momentum import Momentum
-from ssl_jax.methods.protocol import Inputs, Outputs, mean_temperature
+from ssl_jax.methods.protocol import Inputs, Outputs, mean, mean_temperature
 from ssl_jax.registry import prefix
 
 
@@ -66,12 +66,12 @@ class MoCo(Momentum):
     with prefix('method'):
       pairs.check_block(self.block)
 
-  def init(self, key, images):
+  def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     params, batch_stats, extra = super().init(key, images)
     shape = (self.queue, self.width(params, batch_stats, images))
     return params, batch_stats, {**extra, **new_queue(jax.random.fold_in(key, 1), shape, self.plan.batch_size)}
 
-  def loss(self, params, batch_stats, extra, inputs: Inputs):
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     slow, queue = self.follow(params, extra, inputs), enqueue(extra)
     large, tau = len(self.large(inputs)), self.tau(params, inputs)
     first = 0 if self.symmetric else 1  # of the views that are keys
@@ -95,9 +95,8 @@ class MoCo(Momentum):
     values = [jnp.mean(self.contrast(*pair, tau, axis_name=self.axis_name)) for pair in found]
     extra = {**extra, 'momentum': slow, **queue, 'keys': pairs.gather(keys[-1], self.axis_name)}
     pos = found[0].pos
-    return sum(values) / len(values), Outputs(
-      stats, extra, {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
-    )
+    metrics = {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
+    return mean(values), Outputs(stats, extra, metrics)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +112,7 @@ class MoCoV3(Momentum):
   momentum: float = 0.99
   final_momentum: float | None = 1.0
 
-  def loss(self, params, batch_stats, extra, inputs: Inputs):
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     slow, tau = self.follow(params, extra, inputs), self.tau(params, inputs)
     keys = self.targets(slow, batch_stats, self.large(inputs))
     outputs, stats = self.encode(params['network'], batch_stats, inputs.views)

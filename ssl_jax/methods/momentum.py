@@ -1,7 +1,7 @@
 """The momentum encoder, shared by several methods."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,11 +30,11 @@ class Momentum(Method):
         if name == 'momentum' or value is not None:
           require(name, value, lambda m: 0 <= m <= 1, 'in [0, 1]')
 
-  def init(self, key, images):
+  def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     params, batch_stats, extra = super().init(key, images)
     return params, batch_stats, {**extra, 'momentum': _followed(params)}
 
-  def start_from(self, encoder, params, batch_stats, extra):
+  def start_from(self, encoder: Mapping, params: Any, batch_stats: Any, extra: Any) -> tuple[Any, Any, Any]:
     params, batch_stats, extra = super().start_from(encoder, params, batch_stats, extra)
     return params, batch_stats, {**extra, 'momentum': _followed(params)}
 

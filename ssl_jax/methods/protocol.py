@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from ssl_jax import losses, temperature
+from ssl_jax import losses
+from ssl_jax.models.encoder import Encoder
 from ssl_jax.registry import require
+from ssl_jax.temperature import Schedule, Temperature
 
 
 class Plan(NamedTuple):
@@ -27,7 +29,7 @@ class Inputs(NamedTuple):
   """This device's part of a step."""
 
   views: tuple[jax.Array, ...]  # views of the same examples, each [b, H, W, C], normalised; small crops come last
-  index: jax.Array  # int32 [b], positions of the examples in the training set
+  index: jax.Array  # type: ignore[assignment]  # int32 [b], positions of the examples in the training set
   step: jax.Array  # int32 []
   key: jax.Array  # of this step, the same on every device
 
@@ -46,18 +48,19 @@ class Network(nn.Module):
   Examples -> {'backbone': [b, D], 'projector': [b, P]}, and 'predictor': [b, R] if `predict` is True.
   """
 
-  encoder: nn.Module
+  encoder: Encoder
   projector: nn.Module
   predictor: nn.Module | None = None
 
-  def __call__(self, images, train: bool, predict: bool = False):
+  def __call__(self, images: jax.Array, train: bool, predict: bool = False) -> dict[str, jax.Array]:
     backbone = self.encoder(images, train=train)
     outputs = {'backbone': backbone, 'projector': self.projector(backbone, train=train)}
     if predict and self.predictor is not None:
       outputs['predictor'] = self.predict(outputs['projector'], train)
     return outputs
 
-  def predict(self, projections, train: bool):
+  def predict(self, projections: jax.Array, train: bool) -> jax.Array:
+    assert self.predictor is not None
     return self.predictor(projections, train=train)
 
 
@@ -74,7 +77,7 @@ class Method:
 
   network: Network
   contrast: Callable[..., jax.Array]
-  temperature: temperature.Schedule
+  temperature: Schedule
   plan: Plan
   axis_name: str | None = None
 
@@ -97,7 +100,8 @@ class Method:
 
   def features(self, params: Any, batch_stats: Any, images: jax.Array) -> dict[str, jax.Array]:
     """{'backbone': [b, D], 'projector': [b, P]} of normalized inputs, with running statistics."""
-    return self.network.apply({'params': params['network'], 'batch_stats': batch_stats}, images, train=False)
+    outputs: Any = self.network.apply({'params': params['network'], 'batch_stats': batch_stats}, images, train=False)
+    return outputs
 
   def encode(
     self, network: Any, batch_stats: Any, views: Sequence[jax.Array], predict: bool = True, apart: bool = False
@@ -133,9 +137,14 @@ class Method:
     """The width of the projections."""
     return jax.eval_shape(self.features, params, batch_stats, images)['projector'].shape[1]
 
-  def tau(self, params: Any, inputs: Inputs) -> temperature.Temperature | None:
+  def tau(self, params: Any, inputs: Inputs) -> Temperature | None:
     """The temperature at this step."""
     return self.temperature.at(params['temperature'], inputs.step)
+
+
+def mean(values: Sequence[jax.Array]) -> jax.Array:
+  """The mean of arrays of one shape."""
+  return sum(values[1:], values[0]) / len(values)
 
 
 def write(table: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
@@ -162,7 +171,7 @@ def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:
   return jax.tree.map(lambda p: jnp.where(step < until, jax.lax.stop_gradient(p), p), params)
 
 
-def mean_temperature(tau: temperature.Temperature | None, pos: jax.Array) -> dict[str, jax.Array]:
+def mean_temperature(tau: Temperature | None, pos: jax.Array) -> dict[str, jax.Array]:
   """{'temperature': the mean temperature of the positives}, a metric; {} for a loss without one."""
   if tau is None:
     return {}

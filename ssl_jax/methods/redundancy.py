@@ -3,13 +3,13 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from ssl_jax import losses
-from ssl_jax.methods.protocol import Inputs, Method, Outputs
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean
 from ssl_jax.registry import prefix
 
 
@@ -21,14 +21,14 @@ class Redundancy(Method):
     f.__name__: f for f in (losses.barlow_twins, losses.vicreg, losses.w_mse, losses.zero_cl, losses.arb)
   }
 
-  def init(self, key, images):
+  def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     params, batch_stats, extra = super().init(key, images)
     z = jax.ShapeDtypeStruct((self.plan.batch_size, self.width(params, batch_stats, images)), jnp.float32)
     with prefix('loss'):  # the loss checks its own arguments when traced
       jax.eval_shape(self.contrast, z, z)
     return params, batch_stats, extra
 
-  def loss(self, params, batch_stats, extra, inputs: Inputs):
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     views, batch_stats = self.embed(params, batch_stats, inputs.views)
     values = [self.contrast(*pair, axis_name=self.axis_name) for pair in itertools.combinations(views, 2)]
-    return sum(values) / len(values), Outputs(batch_stats, extra, {})
+    return mean(values), Outputs(batch_stats, extra, {})

@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.losses import CONTRASTIVE
+from ssl_jax.losses import CONTRASTIVE, Loss
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean_temperature
 from ssl_jax.registry import prefix
 
@@ -23,6 +25,7 @@ class SimCLR(Method):
     views_apart: encode one view after the other, so that each is a separate batch for batch norm, as in many codes.
   """
 
+  contrast: Loss
   by_view_pair: bool = False
   block: int = 0
   similarity: str = 'cosine'
@@ -48,7 +51,7 @@ class SimCLR(Method):
         f'method.block = {self.block} cannot be combined with by_view_pair=True: set one of them to 0 or False'
       )
 
-  def loss(self, params, batch_stats, extra, inputs: Inputs):
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     make = pairs.by_view_pair if self.by_view_pair else functools.partial(pairs.in_batch, block=self.block)
     make = functools.partial(make, similarity=self.similarity)
     return _contrast(self, make, params, batch_stats, extra, inputs, apart=self.views_apart)
@@ -61,7 +64,7 @@ class CMC(Method):
   With augmentations as views this is contrastive multiview coding (Tian et al. 2019), a baseline of CACR.
   """
 
-  def loss(self, params, batch_stats, extra, inputs: Inputs):
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     return _contrast(self, pairs.across_views, params, batch_stats, extra, inputs)
 
 

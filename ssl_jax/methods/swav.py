@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from ssl_jax import losses, pairs
 from ssl_jax.arrays import normalize
 from ssl_jax.methods.distillation import directions
 from ssl_jax.methods.moco import check_queue, enqueue, new_queue
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, require_epochs
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, mean, require_epochs
 from ssl_jax.registry import prefix, require, require_positive
 
 
@@ -43,14 +43,14 @@ class SwAV(Method):
     if self.queue:
       check_queue(self.queue, self.plan.batch_size)
 
-  def init(self, key, images):
+  def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     params, batch_stats, extra = super().init(key, images)
     if self.queue:
       shape = (self.plan.views, self.queue, self.width(params, batch_stats, images))
       extra = {**extra, **new_queue(jax.random.fold_in(key, 1), shape, self.plan.batch_size)}
     return params, batch_stats, extra
 
-  def loss(self, params, batch_stats, extra, inputs: Inputs):
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     tau, network = self.tau(params, inputs), params['network']
     extra = {**extra, **enqueue(extra)} if self.queue else extra
     prototypes = frozen(network['predictor'], self.freeze_epochs * self.plan.steps_per_epoch, inputs.step)
@@ -62,13 +62,13 @@ class SwAV(Method):
     if self.queue:
       new = jnp.stack([normalize(jax.lax.stop_gradient(outputs[v]['projector'])) for v in large])
       extra = {**extra, 'keys': pairs.gather(new, self.axis_name, axis=1)}
-    return sum(values) / len(values), Outputs(batch_stats, extra, {})
+    return mean(values), Outputs(batch_stats, extra, {})
 
   def _code(self, scores, prototypes, extra, view, step):
-    settings = dict(epsilon=self.epsilon, iterations=self.iterations, axis_name=self.axis_name)
+    settings: dict[str, Any] = dict(epsilon=self.epsilon, iterations=self.iterations, axis_name=self.axis_name)
     code = losses.sinkhorn(scores, **settings)
     if not self.queue:
       return code
-    old = self.network.apply({'params': {'predictor': prototypes}}, extra['queue'][view], False, method='predict')
+    old: Any = self.network.apply({'params': {'predictor': prototypes}}, extra['queue'][view], False, method='predict')
     start = max(self.queue_epochs * self.plan.steps_per_epoch, self.queue // self.plan.batch_size)
     return jnp.where(step < start, code, losses.sinkhorn(scores, others=old, **settings))

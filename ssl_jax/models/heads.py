@@ -95,8 +95,8 @@ class DINOHead(nn.Module):
   def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     gelu = lambda y: nn.gelu(y, approximate=False)
     init = nn.initializers.normal(0.02)  # the authors truncate at ±2, which is 100 standard deviations
-    settings = dict(activation=gelu, kernel_init=init, dtype=self.dtype, axis_name=self.axis_name, name='mlp')
-    mlp = MLP(self.features, self.batch_norm, **settings)
+    settings: dict[str, Any] = dict(activation=gelu, kernel_init=init, dtype=self.dtype, axis_name=self.axis_name)
+    mlp = MLP(self.features, self.batch_norm, name='mlp', **settings)
     return Prototypes(self.prototypes, name='prototypes')(mlp(x, train), train)
 
 

@@ -11,7 +11,7 @@ import math
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 INK = '#101418'
 COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#999999')
 MARKS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
-STYLE = {
+STYLE: dict[Any, Any] = {
   'axes.axisbelow': True,
   'axes.edgecolor': INK,
   'axes.labelcolor': INK,
@@ -170,7 +170,7 @@ def separation(mean: np.ndarray, std: np.ndarray) -> 'Figure':
 
 
 @style()
-def uniformity_tolerance(points: Mapping[str, tuple[float, float]]) -> 'Figure':
+def uniformity_tolerance(points: Mapping[str, Sequence[float]]) -> 'Figure':
   """{name: (uniformity, same-label similarity)}; up and right is better (Wang & Liu 2021, 4; DySTreSS Fig. 5)."""
   figure, axis = _figure()
   for i, (name, (uniformity, tolerance)) in enumerate(points.items()):
@@ -310,7 +310,7 @@ def inline(text: str, name: str, title: str) -> str:
   text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', '', text)
   text = re.sub(r'(\bid="|url\(#|href="#)', lambda match: f'{match[1]}{name}-', text)
   text = text.replace(INK, 'currentColor')
-  width, height = (float(x) for x in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups())
+  width, height = (float(x) for x in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)[0])
   head = (
     f'<svg role="img" aria-label="{title}" viewBox="0 0 {width} {height}" style="max-width:{math.ceil(width * 1.5)}px"'
   )

@@ -1,6 +1,8 @@
 """The nearest neighbours of some test examples, drawn as a picture or written as text."""
 
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,4 +31,4 @@ def _write_sentences(found: list[tuple[str, list[tuple[float, str]]]], workdir: 
   write_text(workdir / 'neighbours.txt', '\n'.join(lines))
 
 
-DRAW = {'images': _draw_images, 'sentences': _write_sentences}
+DRAW: dict[str, Callable[[Any, pathlib.Path], None]] = {'images': _draw_images, 'sentences': _write_sentences}

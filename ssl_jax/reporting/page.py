@@ -46,12 +46,15 @@ class Figure(NamedTuple):
   small: bool = False
 
 
+Part = Cards | Table | Figure
+
+
 class Section(NamedTuple):
   """A title, a paragraph and the parts below it."""
 
   title: str
   text: str
-  parts: Sequence[Cards | Table | Figure]
+  parts: Sequence[Part]
 
 
 def write(folder: pathlib.Path, name: str, title: str, lead: str, sections: Sequence[Section]) -> pathlib.Path:

@@ -14,7 +14,7 @@ import numpy as np
 from ssl_jax.config import flatten, relevant, upgrade
 from ssl_jax.evals.scoring import mean_and_spread
 from ssl_jax.reporting import figures, page
-from ssl_jax.reporting.page import Cards, Figure, Number, Section, Table
+from ssl_jax.reporting.page import Cards, Figure, Number, Part, Section, Table
 from ssl_jax.workdir import metric_log, progress
 from ssl_jax.workdir.files import read_json, writable
 
@@ -150,7 +150,7 @@ def _headline(run: FinishedRun) -> list[Section]:
   for key in ('alignment', 'uniformity', 'rankme'):
     for space in spaces:
       if space == run.evaluation['features'] and key in spaces[space]:
-        numbers.append((MEASURES[key][0], _measure(space, key, spaces)))
+        numbers.append((MEASURES[key][0], _number(space, key, spaces)))
   images = run.evaluation.get('images', {})
   what = 'sentences' if run.config.get('data', {}).get('source') == 'text' else 'images'
   numbers += [
@@ -211,13 +211,13 @@ def _representation(run: FinishedRun) -> list[Section]:
   ]
   both = ('uniformity', 'same_label_similarity')
   points = {name: [found[key] for key in both] for name, found in spaces.items() if all(key in found for key in both)}
-  parts = [Table(['', *spaces, 'meaning'], rows)]
+  parts: list[Part] = [Table(['', *spaces, 'meaning'], rows)]
   if points:
     caption = 'Uniformity against similarity within classes; up and to the right is better.'
     parts.append(Figure('uniformity_tolerance', caption, figures.uniformity_tolerance(points)))
   if 'map' in run.arrays:
     names = run.evaluation['classes']['names']
-    drawn = figures.plane(*(run.arrays[k] for k in ('map', 'map_labels', 'map_shares')), names)
+    drawn = figures.plane(run.arrays['map'], run.arrays['map_labels'], run.arrays['map_shares'], names)
     parts.append(Figure('map', 'First two principal components of the test features, by class.', drawn))
   if 'neighbours' in run.arrays:
     caption = 'Test images, each with its nearest training images: blue if of the same class, otherwise orange.'
@@ -227,7 +227,11 @@ def _representation(run: FinishedRun) -> list[Section]:
 
 
 def _measure(space: str, key: str, spaces: Mapping) -> str | Number:
-  return Number(f'measures.{space}.{key}', spaces[space][key], '.4f') if key in spaces[space] else '–'
+  return _number(space, key, spaces) if key in spaces[space] else '–'
+
+
+def _number(space: str, key: str, spaces: Mapping) -> Number:
+  return Number(f'measures.{space}.{key}', spaces[space][key], '.4f')
 
 
 def _classes(run: FinishedRun) -> list[Section]:
@@ -247,7 +251,7 @@ def _classes(run: FinishedRun) -> list[Section]:
     ]
     for c in order[:10]
   ]
-  parts = [Table(['class', *(f'{name}, %' for name in columns), 'mistaken for', 'training images'], rows)]
+  parts: list[Part] = [Table(['class', *(f'{name}, %' for name in columns), 'mistaken for', 'training images'], rows)]
   drawn = figures.class_accuracy([table['names'][c] for c in order], [table[kind][c] for c in order], kind)
   parts.append(Figure('classes', f'Accuracy of the worst classes ({kind}).', drawn))
   thirds = [key for key in run.evaluation if key.endswith(('_head', '_middle', '_tail'))]
@@ -309,7 +313,7 @@ def _comparison(configs: Mapping[str, Sequence[FinishedRun]]) -> list[Section]:
     [letter, seed, *(cells[letter].get(key, '–') for key in keys), config]
     for letter, config, seed in zip(letters, configs, seeds, strict=True)
   ]
-  parts = [Table(['', 'seeds', *map(_with_unit, keys), 'config'], rows)]
+  parts: list[Part] = [Table(['', 'seeds', *map(_with_unit, keys), 'config'], rows)]
   if keys:
     # The first one that most groups have; of correlations, the mean.
     most = max(keys, key=lambda key: (sum(key in cells[name] for name in letters), key == 'spearman_mean'))
@@ -324,7 +328,8 @@ def _comparison(configs: Mapping[str, Sequence[FinishedRun]]) -> list[Section]:
   measures = lambda run: run.evaluation.get('measures', {})
   both = ('uniformity', 'same_label_similarity')
   for space in sorted(set().union(*(measures(run) for runs in groups.values() for run in runs))):
-    keys, cells = spread(lambda run, space=space: measures(run).get(space, {}), '.4f', f'measures.{space}.')
+    pick = lambda run, space=space: measures(run).get(space, {})
+    keys, cells = spread(pick, '.4f', f'measures.{space}.')
     rows = [[MEASURES[key][0], *(cells[name].get(key, '–') for name in letters)] for key in MEASURES if key in keys]
     parts = [Table(['', *letters], rows)]
     points = {name: [c[key].value for key in both] for name, c in cells.items() if all(key in c for key in both)}

@@ -5,6 +5,7 @@ Each function returns code that defines `encoder`, a torch.nn.Module that loads 
 
 import textwrap
 from collections.abc import Callable
+from typing import Any
 
 from ssl_jax.models import BERT
 from ssl_jax.models.alexnet import AlexNet
@@ -182,7 +183,7 @@ def _bert(encoder: BERT, size: int) -> str:
   return _BERT.format(vocabulary=encoder.vocabulary, positions=encoder.positions, **sizes)
 
 
-SOURCES: dict[type[Encoder], Callable[[Encoder, int], str]] = {
+SOURCES: dict[type[Encoder], Callable[[Any, int], str]] = {
   ResNet: _resnet,
   ViT: _vit,
   AlexNet: _alexnet,

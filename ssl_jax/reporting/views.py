@@ -31,11 +31,12 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
   chosen = np.arange(images) * (len(run.train) // images)
   originals, _ = features.squares(run.train, chosen, config.data.image_size)
   stored, _ = features.squares(run.train, chosen, stored_size(config))
-  columns = [originals]
+  columns, to_pixels = [originals], run.views.to_pixels
+  assert to_pixels is not None
   for draw in range(draws):
     keys = example_keys(config.seed, jnp.int32(draw), jnp.arange(images))
-    views = jax.jit(lambda keys: make_views(augments, keys, stored))(keys)
-    columns += [contact_sheet.enlarge(run.views.to_pixels(view), config.data.image_size) for view in views]
+    views = jax.jit(lambda keys: make_views(augments, keys, jnp.asarray(stored)))(keys)
+    columns += [contact_sheet.enlarge(to_pixels(view), config.data.image_size) for view in views]
   path = contact_sheet.draw(np.stack(columns, axis=1), folder / 'views.png')
   print(f'{images} images and {draws} draws of {len(augments)} views each: {path}')
   return path

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from ssl_jax import methods, models
 from ssl_jax.data import resolve, sources
 from ssl_jax.data.modality import Modality, modality_of
+from ssl_jax.data.pipeline import Batches
 from ssl_jax.data.views import Views, host_batches
 from ssl_jax.models import torch_weights
 from ssl_jax.run import optimizers
@@ -84,7 +85,7 @@ class Run:
     on_cpu = self.devices.devices[0].platform == 'cpu'
     return self.config.parallel.steps_per_call or (1 if on_cpu else epoch)
 
-  def host_batches(self, start_step: int) -> Iterator[dict[str, Any]]:
+  def host_batches(self, start_step: int) -> Batches:
     """This process's part of each training batch, decoded and cropped by host workers."""
     config = self.config
     settings = dict(small=config.small_crops.number, start_step=start_step, total_steps=self.total_steps)
@@ -141,10 +142,13 @@ def _assemble(
     raise ValueError(
       f'batch_size = {config.batch_size} must not exceed the {len(source)} training {modality.name}: lower it'
     )
-  if config.online_probe and source.labels is None:
-    raise ValueError(
-      f'online_probe = {config.online_probe} needs labels, but data.train_split has none: set online_probe=0'
-    )
+  online_probe = None
+  if config.online_probe:
+    if source.labels is None:
+      raise ValueError(
+        f'online_probe = {config.online_probe} needs labels, but data.train_split has none: set online_probe=0'
+      )
+    online_probe = OnlineProbe(source.labels, config.online_probe)
   steps_per_epoch = max(len(source) // config.batch_size, 1)
   clock = dict(steps_per_epoch=steps_per_epoch, total_steps=config.steps or config.epochs * steps_per_epoch)
   learning_rate = optimizers.learning_rate(config.optimizer, batch_size=config.batch_size, **clock)
@@ -158,7 +162,7 @@ def _assemble(
     initial_weights=None,
     learning_rate=learning_rate,
     optimizer=optimizers.create(config.optimizer, learning_rate),
-    online_probe=OnlineProbe(source.labels, config.online_probe) if config.online_probe else None,
+    online_probe=online_probe,
     views=Views([], lambda example: example, None),
     **clock,
   )

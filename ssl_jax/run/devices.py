@@ -31,7 +31,8 @@ def start(processes: int, cpu_devices: int) -> None:
   if processes > 1:
     own = os.environ.get('JAX_PROCESS_ID')  # jax does not read it
     try:
-      jax.distributed.initialize(**({} if own is None else dict(num_processes=processes, process_id=int(own))))
+      given: dict[str, Any] = {} if own is None else dict(num_processes=processes, process_id=int(own))
+      jax.distributed.initialize(**given)
     except ValueError as error:  # not a cluster that jax knows
       raise ValueError(
         f'parallel.processes = {processes}, but the other processes are unknown ({error}): set '
@@ -50,7 +51,7 @@ def compile_faster(deterministic: bool) -> None:
   set XLA_FLAGS=--xla_gpu_enable_triton_gemm=true. `deterministic` excludes GPU kernels whose order of summation changes
   from run to run.
   """
-  if not jax.config.jax_compilation_cache_dir:
+  if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
     jax.config.update('jax_compilation_cache_dir', str(pathlib.Path('~/.cache/ssl_jax').expanduser()))
   for flag, value in {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_deterministic_ops': deterministic}.items():
     if flag not in (flags := os.environ.get('XLA_FLAGS', '')):

@@ -1,7 +1,7 @@
 """A linear classifier that learns beside the encoder and sends no gradient to it (`config.online_probe`)."""
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,8 @@ import optax
 from jax import lax
 
 from ssl_jax.run.optimizers import for_strict_promotion
+
+Array = TypeVar('Array', np.ndarray, jax.Array)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,6 @@ class OnlineProbe:
     return {'weights': weights, 'optimizer': optimizer}, metrics
 
 
-def scores(weights: dict[str, jax.Array], features: jax.Array) -> jax.Array:
+def scores(weights: dict[str, Array], features: Array) -> Array:
   """The logits of features.  [b, width] -> [b, classes]"""
   return features @ weights['kernel'] + weights['bias'][None, :]

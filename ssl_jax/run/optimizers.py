@@ -29,7 +29,8 @@ SCHEDULES: dict[str, Callable[[float, int, dict[int, float]], optax.Schedule]] =
 
 def check(optimizer: Mapping) -> None:
   """Refuses an unknown name in the config's `optimizer` section."""
-  for key, table in {'name': OPTIMIZERS, 'scaling': SCALINGS, 'schedule': SCHEDULES}.items():
+  tables: dict[str, Mapping] = {'name': OPTIMIZERS, 'scaling': SCALINGS, 'schedule': SCHEDULES}
+  for key, table in tables.items():
     require_choice(f'optimizer.{key}', optimizer[key], table)
 
 

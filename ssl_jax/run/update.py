@@ -91,7 +91,8 @@ def make_update(
       average = jax.tree.map(lambda old, new: old + (1 - ema) * (new - old), state.extra['average'], newest)
       extra = {**extra, 'average': average}
     if online_probe:
-      features = method.features(*state.evaluated, inputs.views[0])['backbone']
+      evaluated, stats = state.evaluated
+      features = method.features(evaluated, stats, inputs.views[0])['backbone']
       probe, probe_metrics = online_probe.update(state.extra['probe'], features, index, axis_name)
       extra, metrics = {**extra, 'probe': probe}, metrics | probe_metrics
     return State(state.step + 1, params, outputs.batch_stats, extra, opt_state), metrics

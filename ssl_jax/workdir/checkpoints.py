@@ -43,7 +43,9 @@ class Checkpoints:
 
   def restore(self, like: State) -> State:
     """The newest state, with the shapes and types of `like`."""
-    return self._read(self.latest(), state=ocp.args.StandardRestore(like))
+    step = self.latest()
+    assert step is not None
+    return self._read(step, state=ocp.args.StandardRestore(like))
 
   def newest(self) -> State:
     """The newest state as nested dicts, for callers without the data or the optimizer."""

@@ -16,7 +16,7 @@ from ssl_jax.config import HARMLESS, difference
 try:
   import fcntl
 except ImportError:  # Windows
-  fcntl = None
+  fcntl = None  # type: ignore[assignment]
 
 LONGEST_NAME = 80  # characters of a default workdir's name
 FOUND = ('images', 'words')  # keys of an identity's `data` that no config has: known once the data is loaded

@@ -102,7 +102,7 @@ def write_evaluation(
   stem = f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
   part = workdir / f'{stem}.npz.part'
   with part.open('wb') as stream:
-    np.savez_compressed(stream, **arrays)
+    np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
   part.replace(workdir / f'{stem}.npz')
   write_text(workdir / f'{stem}.json', json.dumps(results, indent=2, allow_nan=False) + '\n')
   print(progress.sentence(when, {k: v for k, v in progress.accuracies(results).items() if isinstance(v, float)}))

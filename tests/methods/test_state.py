@@ -321,7 +321,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize('name', KINDS)
-@pytest.mark.parametrize(('kind', 'devices'), [('pmap', 2), ('shard_map', 4)])
+@pytest.mark.parametrize(('kind', 'devices'), [('pmap', 2), pytest.param('shard_map', 4, marks=pytest.mark.slow)])
 def test_the_same_state_on_any_devices(name, kind, devices):
   method = 'simclr' if name.startswith('simclr') else 'moco' if name == 'moco_symmetric' else name
   one, values = trace(method, 1, **KINDS[name])
@@ -343,9 +343,9 @@ def test_blocks_of_queries_train_the_same(name):
 
 @pytest.mark.parametrize('name', ['simclr', 'moco_symmetric', 'memory_bank'])
 def test_the_loss_sees_blocks(name, monkeypatch):
-  asked, of_blocks = [], pairs.Blocks.map
+  asked, of_blocks = [], pairs.NegativeBlocks.map
   monkeypatch.setattr(
-    pairs.Blocks, 'map', lambda blocks, *given: asked.append(blocks.block) or of_blocks(blocks, *given)
+    pairs.NegativeBlocks, 'map', lambda blocks, *given: asked.append(blocks.block) or of_blocks(blocks, *given)
   )
   trace(name.removesuffix('_symmetric'), 1, block=5, **KINDS[name])  # 5: traced nowhere else
   assert set(asked) == {5}
@@ -400,12 +400,12 @@ def test_pairs_of_views_have_the_similarity_too():
 
 @pytest.mark.parametrize('name', ['align_uniform', 'cacr', 'triplet', 'hard_negative', 'macl'])
 def test_losses_of_cosines_take_no_other_similarity(name):
-  with pytest.raises(ValueError, match=f"method.similarity = 'dot', but the loss {name!r} is one of cosines"):
+  with pytest.raises(ValueError, match=f"method.similarity = 'dot' must be 'cosine' for the loss {name!r}"):
     build('simclr', loss=name, similarity='dot')
 
 
 def torch_alg3(views, fast, slow, queue, t_pos=1.0, t_neg=2.0):
-  """cacr, Alg. 3 with intra-batch negatives, line by line; the gradient with respect to `fast`."""
+  """CACR, Alg. 3 with intra-batch negatives, line by line; the gradient with respect to `fast`."""
   fast = [torch.tensor(w, requires_grad=True) for w in fast]
   images = [torch.tensor(np.float64(view).mean(axis=(1, 2))) for view in views]
   normalize = functools.partial(torch.nn.functional.normalize, dim=1)

@@ -224,7 +224,10 @@ def trained(name, seed):
   return np.array(losses), method, state
 
 
-@pytest.mark.parametrize('name', METHODS)
+QUICK = ('simclr', 'moco', 'byol', 'barlow_twins')  # the others are for make test-all
+
+
+@pytest.mark.parametrize('name', [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in METHODS])
 def test_every_method_learns(name):
   losses, method, state = trained(name, SEED)
   params, batch_stats = state.evaluated
