@@ -1,11 +1,12 @@
-# make train: a result and its report on this machine in a few minutes.  make test, make test-all, make lint, make views, make bench.
+# make train: a result and its report on this machine in a few minutes.
+# make test, make test-all, make lint, make docs, make views, make bench.
 # Everything works from a fresh clone: the virtual environment is made first. Another Python: make PYTHON=python3.12 test
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-all lint format views bench clean
+.PHONY: train test test-all lint format docs views bench clean
 
 train: $(VENV)/.installed
 	$(BIN)/python main.py --config=configs/quickstart.py
@@ -29,6 +30,13 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Strict, offline, with the tutorial executed (about three minutes). Without it: make docs DOCS_NOTEBOOK=off
+export DOCS_NOTEBOOK
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	! grep -rlE '<(script|link|img)[^>]+(src|href)="(https?:)?//' docs/_build/html --include='*.html'
+	@echo 'docs/_build/html/index.html'
+
 views: $(VENV)/.installed
 	$(BIN)/python main.py --mode=views --config=configs/quickstart.py --workdir=runs/views
 
@@ -47,9 +55,13 @@ $(VENV)/.installed: setup.cfg pyproject.toml | $(BIN)/pip
 	$(INSTALL) -e '.[plots]'
 	touch $@
 
+$(VENV)/.installed-docs: setup.cfg pyproject.toml | $(BIN)/pip
+	$(INSTALL) -e '.[docs]'
+	touch $(VENV)/.installed $@
+
 $(VENV)/.installed-dev: setup.cfg pyproject.toml | $(BIN)/pip
 	$(INSTALL) -e '.[dev]'
 	touch $(VENV)/.installed $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build docs/_build docs/_generated *.egg-info

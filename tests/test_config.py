@@ -8,7 +8,7 @@ import re
 import jax
 import pytest
 
-from configs import base, cifar10
+from configs import base
 from ssl_jax import config, methods, models
 from ssl_jax.data import imbalance, views
 
@@ -206,9 +206,3 @@ def test_epochs_that_would_not_count_are_refused():
   with pytest.raises(ValueError, match=r'^epochs = 2 has no effect, because steps = 1000 decides: set steps=0 as well'):
     config.load('configs/quickstart.py', ['epochs=2'])
   assert config.load('configs/quickstart.py', ['epochs=2', 'steps=0']).epochs == 2
-
-
-def test_the_readme_names_every_variant_of_cifar10():
-  readme = pathlib.Path('README.md').read_text()
-  (bullet,) = re.findall(r'^- \*\*Methods\.\*\*(.*?)^- \*\*', readme, flags=re.DOTALL | re.MULTILINE)
-  assert set(re.findall(r'`(\w+)`', bullet)) == set(cifar10.VARIANTS)

@@ -1,0 +1,470 @@
+"""Writes the pages and figures of the documentation that come from the code, so that they cannot go stale.
+
+`conf.py` calls `write_all` before each build. Everything goes to docs/_generated, which git ignores.
+"""
+
+import ast
+import importlib
+import io
+import os
+import pathlib
+import pkgutil
+import re
+import shutil
+import tokenize
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCS = ROOT / 'docs'
+GENERATED = DOCS / '_generated'
+
+# The sections of the config reference, each with a line of introduction.
+SECTIONS = {
+  '': 'Keys of the whole run.',
+  'data': 'Which images or sentences to train on, and where they live. See [](data.md).',
+  'views': 'What the encoder is shown. `--mode=views` draws it.',
+  'small_crops': 'Multi-crop: more views of each image, smaller and of smaller regions.',
+  'model': 'Encoder, head, method, loss and temperature. See [](losses.md) and [](methods.md).',
+  'optimizer': '',
+  'parallel': 'Devices and processes. See [](scaling.md).',
+  'checkpoint': '',
+  'log': '',
+  'eval': 'Evaluations during training, at its end, and of `--mode=evaluate`. See [](evaluation.md).',
+  'eval.data': 'Another data set to evaluate on. An empty value means the same as in `data`.',
+}
+# Keys of the top level that are shown in one of the sections above.
+SHOWN_IN = {
+  **dict.fromkeys(('imbalance',), 'data'),
+  **dict.fromkeys(('views', 'augment', 'augment_other'), 'views'),
+  **dict.fromkeys(('model', 'projector', 'method', 'loss', 'temperature', 'init'), 'model'),
+}
+TITLES = {'': 'Run', 'views': 'Views', 'model': 'What is trained'}
+
+# Pages that are copies of files of the repository.
+COPIES = {
+  'CONTRIBUTING.md': 'contributing.md',
+  'CHANGELOG.md': 'changelog.md',
+  'benchmarks/README.md': 'benchmarks.md',
+  'experiments/README.md': 'experiments/index.md',
+}
+
+# The pages of the API, in the order of the imports.
+API = {
+  'Library': ('temperature', 'pairs', 'losses', 'arrays', 'registry'),
+  'Models': ('models',),
+  'Data': ('data',),
+  'Methods': ('methods',),
+  'Config and runs': ('config', 'run', 'train', 'workdir'),
+  'Evaluation': ('evals',),
+  'Reporting': ('reporting',),
+}
+
+
+def write_all() -> None:
+  """Writes every generated page and figure; an unchanged page keeps its time, so that Sphinx does not read it again."""
+  pages = {
+    'config.md': config_reference(),
+    'recipes.md': recipes(),
+    'names.md': names(),
+    'results.md': result_sections(),
+    **api_pages(),
+    **copied_pages(),
+  }
+  for name, text in pages.items():
+    _write(GENERATED / name, text)
+  draw_figures()
+
+
+def _write(file: pathlib.Path, text: str) -> None:
+  file.parent.mkdir(parents=True, exist_ok=True)
+  if not file.exists() or file.read_text() != text:
+    file.write_text(text)
+
+
+# Config reference
+
+
+def comments_of(file: pathlib.Path) -> dict[int, str]:
+  """{line: its comment}, where a comment on lines of its own belongs to the next line of code."""
+  found, waiting, last = {}, [], 0
+  for token in tokenize.generate_tokens(io.StringIO(file.read_text()).readline):
+    line = token.start[0]
+    if token.type == tokenize.COMMENT:
+      text = token.string.lstrip('# ').rstrip()
+      if line == last:
+        found[line] = f'{found[line]} {text}' if line in found else text
+      else:
+        waiting.append(text)
+    elif token.type in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
+      if token.type == tokenize.NL and not token.line.strip():
+        waiting = []  # a comment before an empty line is about the lines below it, not about one of them
+    elif token.type != tokenize.NEWLINE:
+      if waiting and line != last:
+        found[line], waiting = ' '.join(waiting), []
+      last = token.end[0]
+  return found
+
+
+def config_keys() -> list[tuple[str, Any, str]]:
+  """(key, default, comment) of every key of configs/base.py, in its order."""
+  from configs import base
+
+  file = ROOT / 'configs' / 'base.py'
+  comments, keys = comments_of(file), []
+  function = next(node for node in ast.parse(file.read_text()).body if getattr(node, 'name', '') == 'get_config')
+  config = base.get_config()
+  for node in ast.walk(function):
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+      key = ast.unparse(node.targets[0]).removeprefix('config.')
+      comment = comments.get(node.lineno, '') or comments.get(node.end_lineno, '')
+      keys.append((key, _value(config, key), comment))
+  return keys
+
+
+def _value(config: Mapping, key: str) -> Any:
+  for part in key.split('.'):
+    config = config[part]
+  return config
+
+
+def config_reference() -> str:
+  """Every key, its default, its meaning and its choices, in a table for each section."""
+  from ssl_jax import config as configs
+  from ssl_jax.evals import settings
+
+  known = configs.CHOICES | {f'eval.{key}': choices for key, choices in settings.CHOICES.items()}
+  rows: dict[str, list[str]] = {section: [] for section in SECTIONS}
+  for key, value, comment in config_keys():
+    section, _, _ = key.rpartition('.')
+    if key in SECTIONS and key not in SHOWN_IN:
+      continue  # the section itself
+    section = SHOWN_IN.get(key, section)
+    value = dict(value) if hasattr(value, 'to_dict') else value
+    default = f'dict({", ".join(f"{k}={v!r}" for k, v in value.items())})' if isinstance(value, dict) else repr(value)
+    choices = [repr(choice) for choice in known.get(key, ())]
+    meaning = _cell(comment)
+    if choices:
+      meaning += f'{". " if meaning else ""}Choices: `{"`, `".join(choices)}`'
+    rows[section].append(f'| `{key}` | `{_cell(default)}` | {meaning} |')
+  parts = []
+  for section, lines in rows.items():
+    title = TITLES.get(section, f'`{section}`')
+    table = '\n'.join(['| key | default | meaning |', '|---|---|---|', *lines])
+    parts.append('\n\n'.join(filter(None, [f'## {title}', SECTIONS[section], table])))
+  return '\n\n'.join(parts) + '\n'
+
+
+def _cell(text: str) -> str:
+  return text.replace('|', '\\|').replace('\n', ' ')
+
+
+# Recipes
+
+
+def recipe_files() -> dict[str, Any]:
+  """{name: module} of the config files, base.py excepted."""
+  files = sorted(file.stem for file in (ROOT / 'configs').glob('*.py'))
+  return {name: importlib.import_module(f'configs.{name}') for name in files if name not in ('__init__', 'base')}
+
+
+def recipes() -> str:
+  """Every config file with its command, and every option of it with what it changes."""
+  order = ('quickstart', 'cifar10', 'imagenet', 'imagenet100')
+  modules = recipe_files()
+  names = [*order, *(name for name in modules if name not in order)]
+  seen: dict[str, tuple[str, Any]] = {}
+  parts = []
+  for name in names:
+    module = modules[name]
+    title, _, rest = module.__doc__.strip().partition('\n')
+    lines = [f'## `configs/{name}.py`', _plain(title), *_paragraphs(rest)]
+    variants = getattr(module, 'VARIANTS', {})
+    explained = _option_comments(ROOT / 'configs' / f'{name}.py')
+    same: dict[str, list[str]] = {}
+    for option, changes in variants.items():
+      first = seen.setdefault(option, (name, changes))
+      if first[0] != name and first[1] == changes:
+        same.setdefault(first[0], []).append(f'`{option}`')
+        continue
+      settings = ' '.join(f'`{key}={_literal(value)}`' for key, value in _flat(changes))
+      meaning = [_plain(explained[option]), ''] if option in explained else []
+      lines.append('\n'.join([f'`{option}`', ': ' + '\n  '.join([*meaning, settings])]))
+    for other, options in same.items():
+      lines.append(f'As in [`configs/{other}.py`](#configs-{other.replace("_", "-")}-py): {", ".join(options)}.')
+    parts.append('\n\n'.join(lines))
+  return '\n\n'.join(parts) + '\n'
+
+
+def _flat(changes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+  """The changes of an option as the keys of flags; a named section has its name first."""
+  for key, value in changes.items():
+    if isinstance(value, Mapping):
+      yield from ((f'{key}.{inner}', x) for inner, x in value.items())
+    else:
+      yield key, value
+
+
+def _literal(value: Any) -> str:
+  return value if isinstance(value, str) else repr(value)
+
+
+def _option_comments(file: pathlib.Path) -> dict[str, str]:
+  """{option: the comment before it} of a file's VARIANTS."""
+  comments, found = comments_of(file), {}
+  for node in ast.parse(file.read_text()).body:
+    if isinstance(node, ast.Assign) and getattr(node.targets[0], 'id', '') == 'VARIANTS':
+      keys = node.value.keys if isinstance(node.value, ast.Dict) else ()
+      found |= {key.value: comments[key.lineno] for key in keys if key is not None and key.lineno in comments}
+  return found
+
+
+def _paragraphs(text: str) -> list[str]:
+  """Paragraphs of a docstring; indented ones are commands."""
+  found = []
+  for block in re.split(r'\n\s*\n', text.strip('\n')):
+    if block.startswith('  '):
+      lines = [line.removeprefix('  ') for line in block.splitlines()]
+      found.append('\n'.join(['```', *lines, '```']))
+    elif block.strip():
+      found.append(_plain(block))
+  return found
+
+
+def _plain(text: str) -> str:
+  """Text whose asterisks and angle brackets are not markup."""
+  parts = text.split('`')
+  parts[::2] = [part.replace('<', r'\<').replace('*', r'\*') for part in parts[::2]]
+  return '`'.join(parts)
+
+
+def names() -> str:
+  """What each named section of a config can name, with its parameters and their defaults."""
+  from ssl_jax import losses, methods, models, temperature
+  from ssl_jax.data import augment, imbalance
+  from ssl_jax.evals import linear
+  from ssl_jax.registry import arguments
+
+  def rows(table: Mapping[str, Any], hidden: tuple[str, ...] = ()) -> str:
+    lines = ['| name | parameters |', '|---|---|']
+    for name, entry in table.items():
+      parameters = [p for key, p in arguments(entry).items() if key not in hidden]
+      shown = [p.name if p.default is p.empty else f'{p.name}={_default(p.default)}' for p in parameters]
+      lines.append(f'| `{name}` | {_cell(", ".join(f"`{text}`" for text in shown)) or "none"} |')
+    return '\n'.join(lines)
+
+  common = tuple(methods.Method.__dataclass_fields__)
+  given = ('pos', 'neg', 'where', 'axis_name', 'temperature', 'z1', 'z2')
+  other = {name: loss for kind in methods.METHODS.values() for name, loss in kind.accepts.items()}
+  other = {name: loss for name, loss in other.items() if name not in losses.CONTRASTIVE}
+  listed = lambda found: ', '.join(f'`{name}`' for name in found)
+  clock = ('steps_per_epoch', 'total_steps')
+  parts = [
+    ('`method`', rows(methods.METHODS, common)),
+    ('`loss`, contrastive', rows(losses.CONTRASTIVE, given)),
+    ('`loss`, without negatives', 'Each method accepts its own: ' + listed(other) + '. See [](losses.md).'),
+    ('`temperature`', rows(temperature.OF_SIMILARITY | temperature.OF_STEP, clock)),
+    ('`model`', listed(models.ENCODERS) + '.'),
+    ('`projector`', listed(models.heads.HEADS) + '.'),
+    ('`augment`', listed(augment.PRESETS) + '.'),
+    ('`imbalance`', rows(imbalance.RULES, ('labels',))),
+    ('`eval.linear`', '`logistic`, `ridge`, ' + listed(linear.PROTOCOLS) + '.'),
+  ]
+  return '\n\n'.join(f'### {title}\n\n{body}' for title, body in parts) + '\n'
+
+
+def _default(value: Any) -> str:
+  return getattr(value, '__name__', None) or repr(value)
+
+
+# API
+
+
+def modules_of(unit: str) -> list[str]:
+  """The modules of a unit of the package, 'ssl_jax.data' and those below it, that have something to document."""
+  name = f'ssl_jax.{unit}'
+  module = importlib.import_module(name)
+  found = [name]
+  for info in pkgutil.walk_packages(getattr(module, '__path__', ()), f'{name}.'):
+    found.append(info.name)
+  return [name for name in found if importlib.import_module(name).__doc__ or not hasattr(module, '__path__')]
+
+
+def api_pages() -> dict[str, str]:
+  """A page for each group of modules."""
+  pages = {}
+  for title, units in API.items():
+    blocks = [f'# {title}', '```{contents}\n:local:\n:depth: 1\n```']
+    for unit in units:
+      for module in modules_of(unit):
+        options = ':members:\n:ignore-module-all:\n:member-order: bysource'
+        blocks.append(f'## {module}\n\n```{{eval-rst}}\n.. automodule:: {module}\n')
+        blocks[-1] += '\n'.join(f'   {line}' for line in options.splitlines()) + '\n```'
+    pages[api_page(title)] = '\n\n'.join(blocks) + '\n'
+  return pages
+
+
+def api_page(title: str) -> str:
+  return f'api/{title.lower().replace(" ", "_")}.md'
+
+
+# Copies of the repository's own pages
+
+
+def copied_pages() -> dict[str, str]:
+  """The READMEs of the experiments and other pages, with links that lead to pages of this site."""
+  pages = dict(COPIES)
+  for file in sorted((ROOT / 'experiments').glob('*/README.md')):
+    pages[str(file.relative_to(ROOT))] = f'experiments/{file.parent.name}.md'
+  return {target: _copy(ROOT / source, GENERATED / target, pages) for source, target in pages.items()}
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path, pages: Mapping[str, str]) -> str:
+  def link(match: re.Match) -> str:
+    image, text, address = match.groups()
+    if re.match(r'[a-z]+:|#', address):
+      return match[0]
+    path, hash_, anchor = address.partition('#')
+    found = (source.parent / path).resolve()
+    name = os.path.relpath(found, ROOT)
+    if image:
+      copy = GENERATED / 'images' / name.replace('/', '_')
+      copy.parent.mkdir(parents=True, exist_ok=True)
+      shutil.copyfile(found, copy)
+      return f'![{text}]({os.path.relpath(copy, target.parent)})'
+    if name in pages:
+      page = GENERATED / pages[name]
+    elif found.is_relative_to(DOCS) and found.suffix in ('.md', '.ipynb') and found.exists():
+      page = found
+    else:
+      return f'{text} (`{name}`)' if text.strip('`') not in name else f'`{name}`'
+    return f'[{text}]({os.path.relpath(page, target.parent)}{hash_}{anchor})'
+
+  return re.sub(r'(!?)\[([^\]]*)\]\(([^)\s]+)\)', link, source.read_text())
+
+
+def result_sections() -> str:
+  """A section for each experiment: its question, its picture and a link to its page."""
+  parts = []
+  for file in sorted((ROOT / 'experiments').glob('*/README.md')):
+    name = file.parent.name
+    title, _, rest = file.read_text().removeprefix('# ').partition('\n')
+    question = rest.strip().split('\n\n')[0]
+    question = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', question)
+    block = [f'## {title}', question]
+    picture = file.parent / 'results.svg'
+    if picture.exists():
+      copy = GENERATED / 'images' / f'experiments_{name}_results.svg'
+      copy.parent.mkdir(parents=True, exist_ok=True)
+      shutil.copyfile(picture, copy)
+      block.append(f'![Published numbers and numbers measured here: {title}](_generated/images/{copy.name})')
+    block.append(f'[Full table, findings and commands](_generated/experiments/{name}.md)')
+    parts.append('\n\n'.join(block))
+  return '\n\n'.join(parts) + '\n'
+
+
+# Figures
+
+
+def draw_figures() -> None:
+  """The figures of the concepts page, drawn by calling the library."""
+  import matplotlib
+
+  matplotlib.use('agg')
+  import jax.numpy as jnp
+  import numpy as np
+  from matplotlib import pyplot as plt
+
+  from ssl_jax import losses, pairs, temperature
+
+  folder = GENERATED / 'figures'
+  folder.mkdir(parents=True, exist_ok=True)
+  colours = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#D55E00', '#56B4E9')
+  style = {'axes.spines.top': False, 'axes.spines.right': False, 'axes.prop_cycle': plt.cycler(color=colours)}
+  style |= {'axes.grid': True, 'grid.alpha': 0.2, 'legend.frameon': False, 'svg.hashsalt': 'ssl_jax', 'font.size': 10}
+  save = dict(metadata={'Date': None}, bbox_inches='tight')
+  s = jnp.linspace(-1, 1, 401)
+
+  with plt.rc_context(style):
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.2), layout='constrained', sharey=True)
+    for name in ('constant', 'cosine', 'linear', 'exponential', 'monotonic_cosine'):
+      function = temperature.OF_SIMILARITY[name]
+      tau = function(0.2) if name == 'constant' else function(0.07, 0.2)
+      left.plot(s, tau(s), label=name)
+    left.plot(s, temperature.exponential(0.07, 0.2, rate=-3.5)(s), '--', label='exponential, rate −3.5')
+    for shift, scale in ((-0.4, 0.7), (-0.2, 0.6), (0.0, 0.5), (0.2, 0.6), (0.4, 0.7)):
+      right.plot(s, temperature.shifted_cosine(0.07, 0.2, shift, scale)(s), label=f'shift {shift}, scale {scale}')
+    left.set(xlabel='similarity s', ylabel='temperature τ(s)', title='functions of the similarity')
+    right.set(xlabel='similarity s', title='shifted_cosine')
+    for axis in (left, right):
+      axis.legend(fontsize=8, loc='upper center', bbox_to_anchor=(0.5, -0.22), ncols=2)
+    figure.savefig(folder / 'temperatures.svg', **save)
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.2), layout='constrained')
+    taus = (0.07, 0.1, 0.2, 0.3, 0.5, 1.0)
+    negatives = jnp.asarray(np.random.default_rng(0).normal(0, 0.25, (64, 1024)).clip(-1, 1), jnp.float32)
+    for tau in taus:
+      left.plot(s, losses.penalties(s[None], tau)[0] * len(s), label=f'τ = {tau}')
+    tau = temperature.cosine(0.07, 0.2)
+    left.plot(s, losses.penalties(s[None], tau)[0] * len(s), 'k--', label='cosine, 0.07 to 0.2')
+    left.set(xlabel='similarity s of a negative', ylabel='penalty, relative to the mean', ylim=(0, 12))
+    left.set_xticks([-1, -0.5, 0, 0.5, 1])
+    left.set_title('who is pushed away')
+    left.legend(fontsize=8)
+    grid = np.geomspace(0.05, 1.0, 40)
+    right.plot(grid, [float(losses.penalty_entropy(negatives, float(tau)).mean()) for tau in grid])
+    right.axhline(np.log(1024), color='grey', linestyle=':', label='uniform: log 1,024')
+    right.set(xlabel='temperature τ', ylabel='entropy of the penalties', title='how evenly', xscale='log')
+    right.set_xticks([0.05, 0.1, 0.2, 0.5, 1.0], ['0.05', '0.1', '0.2', '0.5', '1'])
+    right.legend(fontsize=8)
+    figure.savefig(folder / 'penalties.svg', **save)
+
+    figure, axis = plt.subplots(figsize=(6, 2.8), layout='constrained')
+    epochs = np.arange(0, 201)
+    for name, schedule in {
+      'linear_schedule(0.07, 0.2, epochs=100)': temperature.linear_schedule(0.07, 0.2, epochs=100),
+      'cosine_schedule(0.1, 1.0, period=100)': temperature.cosine_schedule(0.1, 1.0, period=100),
+    }.items():
+      axis.plot(epochs, [float(schedule(int(epoch))) for epoch in epochs], label=name)
+    axis.set(xlabel='epoch', ylabel='temperature τ')
+    axis.legend(fontsize=8)
+    figure.savefig(folder / 'schedules.svg', **save)
+
+    figure, axes = plt.subplots(1, 3, figsize=(7.6, 2.9), layout='constrained')
+    views = [jnp.eye(4), jnp.eye(4)]
+    bank = jnp.eye(8, 4)
+    kinds = {
+      'in_batch: 2 views of 4 images': (pairs.in_batch(*views), views_of(2, 4)),
+      'with_keys: 4 queries, 4 keys': (pairs.with_keys(*views), np.arange(4)[:, None] == np.arange(4)[None]),
+      'with_bank: 4 queries, 8 entries': (
+        pairs.with_bank(views[0], bank, jnp.array([1, 3, 4, 6])),
+        np.array([1, 3, 4, 6])[:, None] == np.arange(8)[None],
+      ),
+    }
+    for axis, (title, (found, positive)) in zip(axes, kinds.items(), strict=True):
+      shown = np.where(np.asarray(found.where), 0, np.where(positive, 1, 2))
+      map_ = matplotlib.colors.ListedColormap(['#56B4E9', '#009E73', '#dddddd'])
+      axis.imshow(shown, cmap=map_, vmin=0, vmax=2)
+      axis.set_title(title, fontsize=9)
+      axis.set(xlabel='keys', ylabel='queries', xticks=[], yticks=[])
+      axis.grid(False)
+      for k in range(shown.shape[1] + 1):
+        axis.axvline(k - 0.5, color='white', linewidth=1)
+      for k in range(shown.shape[0] + 1):
+        axis.axhline(k - 0.5, color='white', linewidth=1)
+    patches = [matplotlib.patches.Patch(color=c) for c in ('#009E73', '#56B4E9', '#dddddd')]
+    figure.legend(patches, ['positive', 'negative', 'the query itself'], loc='outside lower center', ncols=3)
+    figure.savefig(folder / 'pairs.svg', **save)
+    plt.close('all')
+
+
+def views_of(views: int, images: int) -> Any:
+  """bool [V·N, V·N], True where two different views are of the same image."""
+  import numpy as np
+
+  instance, view = np.tile(np.arange(images), views), np.repeat(np.arange(views), images)
+  return (instance[:, None] == instance[None]) & (view[:, None] != view[None])
+
+
+if __name__ == '__main__':
+  write_all()
