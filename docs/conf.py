@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import sys
+import typing
 
 sys.path[:0] = [str(pathlib.Path(__file__).parent.parent), str(pathlib.Path(__file__).parent)]
 os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [sys.path[1], sys.path[0], os.environ.get('PYTHONPATH')]))
@@ -42,7 +43,14 @@ smartquotes = False
 highlight_language = 'none'
 nitpicky = True
 # Names of other libraries are not links, since no inventory is downloaded; nor are type variables.
-nitpick_ignore_regex = [('py:.*', r'(?!ssl_jax\.).*'), ('py:class', r'ssl_jax\..*\.[A-Z]')]
+nitpick_ignore_regex = [('py:.*', r'(?!ssl_jax\.).*')]
+nitpick_ignore = [
+  ('py:class', f'{module}.{name}')
+  for module in list(sys.modules)
+  if module.startswith('ssl_jax.')
+  for name, value in vars(sys.modules[module]).items()
+  if isinstance(value, typing.TypeVar)
+]
 
 
 def _restructured(app, what, name, obj, options, lines):
