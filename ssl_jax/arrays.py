@@ -1,4 +1,4 @@
-"""Two conversions that everything above shares."""
+"""Conversions and a check that everything above shares."""
 
 import jax
 import jax.numpy as jnp
@@ -25,3 +25,20 @@ def normalize(x: jax.typing.ArrayLike, axis: int = -1) -> jax.Array:
   square = jnp.sum(x * x, axis=axis, keepdims=True)
   short = square < 1e-24
   return x * jnp.where(short, 0, jax.lax.rsqrt(jnp.where(short, 1, square)))
+
+
+def check_mapping(x: jax.Array, axis_name: str | None) -> None:
+  """Raises a ValueError under `jax.shard_map(..., check_vma=True)`, its default.
+
+  There jax sums the gradients of replicated parameters over the devices by itself, so that the `lax.pmean` that losses
+  here ask for would give gradients that are too large by the number of devices.
+
+  >>> check_mapping(jnp.ones(2), None)
+  """
+  kind = jax.typeof(x)
+  varying = getattr(getattr(kind, 'manual_axis_type', None), 'varying', None) or getattr(kind, 'vma', ())
+  if axis_name is not None and axis_name in varying:
+    raise ValueError(
+      f'axis_name = {axis_name!r} belongs to jax.shard_map(..., check_vma=True), where gradients would be too large by '
+      'the number of devices: give check_vma=False, and average the gradients with lax.pmean'
+    )

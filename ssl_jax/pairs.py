@@ -23,7 +23,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.arrays import normalize, to_float32
+from ssl_jax.arrays import check_mapping, normalize, to_float32
 from ssl_jax.registry import require, require_choice
 
 
@@ -272,6 +272,7 @@ def gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
   >>> gather(jnp.ones((2, 3)), None).shape
   (2, 3)
   """
+  check_mapping(x, axis_name)
   return x if axis_name is None else jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
 

@@ -147,6 +147,26 @@ class LayoutTest(chex.TestCase):
       pairs.in_batch(z, z[:, :2])
 
 
+class MappingTest(absltest.TestCase):
+  def test_shard_map_that_checks_is_refused(self):
+    """With check_vma=True the gradient would be too large by the number of devices."""
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((2,), ('batch',), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    z = jnp.ones((4, D))
+    for loss in (
+      lambda z: losses.nt_xent(z, z, axis_name='batch').mean(),
+      lambda z: losses.barlow_twins(z, z, axis_name='batch'),
+      lambda z: losses.align_uniform(jnp.ones(len(z)), z, axis_name='batch').mean(),
+    ):
+      mapped = jax.shard_map(
+        lambda z, loss=loss: loss(z)[None], mesh=mesh, in_specs=spec('batch'), out_specs=spec('batch')
+      )
+      with self.assertRaisesRegex(
+        ValueError, "^axis_name = 'batch' belongs to .*check_vma=True.*: give check_vma=False"
+      ):
+        jax.jit(mapped)(z)
+
+
 QUEUE = np.random.default_rng(2).normal(size=(6, D)).astype(np.float32)
 
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from ssl_jax import pairs
 from ssl_jax import temperature as temperatures
-from ssl_jax.arrays import to_float32
+from ssl_jax.arrays import check_mapping, to_float32
 from ssl_jax.losses.base import contrastive_loss, over_negatives
 from ssl_jax.registry import require, require_choice, require_positive
 from ssl_jax.temperature import Temperature, scale
@@ -398,6 +398,7 @@ def _logsumexp(x: jax.Array, where: jax.Array | None) -> jax.Array:
 
 def _log_mean_exp(x: jax.Array, counts: jax.Array, *, axis_name: str | None) -> jax.Array:
   """log(sum e^x / sum counts) over the entries of all devices with counts above 0.  [...], [...] -> []"""
+  check_mapping(x, axis_name)
   where, counts = counts.astype(bool), counts.astype(x.dtype)  # float: a large batch has more than 2^31 pairs
   shift = jnp.max(jax.lax.stop_gradient(x), where=where, initial=-jnp.inf)
   if axis_name is not None:

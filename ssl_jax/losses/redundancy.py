@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.arrays import normalize, to_float32
+from ssl_jax.arrays import check_mapping, normalize, to_float32
 from ssl_jax.registry import require, require_choice, require_positive
 
 
@@ -149,6 +149,7 @@ def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axi
 def _views(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> list[jax.Array]:
   chex.assert_rank([z1, z2], 2)
   chex.assert_equal_shape([z1, z2])
+  check_mapping(z1, axis_name)
   if (size := _batch_size(z1, axis_name)) < 2:
     raise ValueError(f'batch = {size} example has no variance: give at least 2')
   return [to_float32(z) for z in (z1, z2)]

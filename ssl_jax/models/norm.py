@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from ssl_jax.arrays import to_float32
+from ssl_jax.arrays import check_mapping, to_float32
 
 
 def _statistics(total, total_square, count, axis_name):
   """Mean and biased variance of the global batch from the local Σ x and Σ x².  [C], [C] -> [C], [C]"""
   mean, mean_square = total / count, total_square / count
   if axis_name is not None:
+    check_mapping(mean, axis_name)
     mean, mean_square = jax.lax.pmean((mean, mean_square), axis_name)
   return mean, jnp.maximum(mean_square - jnp.square(mean), 0.0)
 
