@@ -3,6 +3,7 @@
 import gc
 import importlib.metadata
 import os
+import shutil
 import tempfile
 
 os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -21,6 +22,7 @@ if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later ones have 
   os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
 # The longest first (`make test` keeps this order), so that no file is left to one worker while the other has none.
 LONGEST = ('test_training', 'test_parallel', 'test_train', 'test_state', 'test_evaluate', 'test_resume', 'test_main')
@@ -28,6 +30,13 @@ LONGEST = ('test_training', 'test_parallel', 'test_train', 'test_state', 'test_e
 
 def pytest_collection_modifyitems(items):
   items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+def pytest_runtest_setup(item):
+  if item.get_closest_marker('real_data') and not os.environ.get('SSL_JAX_TEST_DATA'):
+    pytest.skip('SSL_JAX_TEST_DATA is not set to a folder of real data')
+  if item.get_closest_marker('browser') and shutil.which('chromium') is None:
+    pytest.skip('chromium is not installed')
 
 
 def pytest_collection_finish():

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 
 import jax
 import numpy as np
@@ -20,16 +19,8 @@ STEPS = 20  # of a tiny run
 REAL = os.environ.get('SSL_JAX_TEST_DATA', '')
 
 
-def needs_real_data(test):
-  """Marks a test of `make test-all` that reads the folder SSL_JAX_TEST_DATA."""
-  skip = pytest.mark.skipif(not REAL, reason='SSL_JAX_TEST_DATA is not set to a folder of real data')
-  return pytest.mark.real_data(skip(test))
-
-
-def needs_browser(test):
-  """Marks a test of `make test-all` that opens a page in Chromium."""
-  skip = pytest.mark.skipif(shutil.which('chromium') is None, reason='chromium is not installed')
-  return pytest.mark.browser(skip(test))
+needs_real_data = pytest.mark.real_data  # reads the folder SSL_JAX_TEST_DATA; conftest.py skips it without one
+needs_browser = pytest.mark.browser  # opens a page in Chromium; conftest.py skips it without one
 
 
 def tiny(tmp_path, **changes):

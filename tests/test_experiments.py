@@ -426,6 +426,7 @@ def test_the_figures_are_drawn_from_the_results_so_far(tmp_path, capsys):
   assert 'hard_simple' in said and 'contrastive_0.3' not in said
 
 
+@pytest.mark.slow
 def test_a_real_run_from_the_command_to_the_table(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(ROOT)
   monkeypatch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', 'true')  # compiling is what takes its time

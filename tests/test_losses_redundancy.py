@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 from absl.testing import absltest, parameterized
 
@@ -111,8 +112,15 @@ class ShardingTest(chex.TestCase):
     with jax.enable_x64(True):
       cls.expected = jax.jit(values_and_gradients)(cls.params, cls.batch)
 
+  def test_two_devices(self):
+    self.compare(2, 'pmap')
+
   @parameterized.product(devices=(1, 2, 4), how=('pmap', 'shard_map'))
+  @pytest.mark.slow
   def test_value_and_gradient_are_those_of_one_device(self, devices, how):
+    self.compare(devices, how)
+
+  def compare(self, devices, how):
     on_devices = functools.partial(values_and_gradients, axis_name='batch')
     with jax.enable_x64(True):
       actual = mapped(on_devices, devices, how)(self.params, self.batch)

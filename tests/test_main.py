@@ -125,6 +125,7 @@ def start(workdir):
   )
 
 
+@pytest.mark.slow
 def test_a_signal_saves_and_the_same_command_resumes(tmp_path):
   with start(tmp_path) as run:
     for line in run.stdout:

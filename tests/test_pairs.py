@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from ssl_jax import losses, pairs
@@ -223,8 +224,15 @@ class ShardingTest(chex.TestCase):
     super().setUpClass()
     cls.expected = jax.jit(means_and_gradients)(cls.params, cls.batch)
 
+  def test_two_devices(self):
+    self.compare(2, 'pmap')
+
   @parameterized.product(devices=(1, 2, 4), how=('pmap', 'shard_map'))
+  @pytest.mark.slow
   def test_loss_and_gradient_are_those_of_one_device(self, devices, how):
+    self.compare(devices, how)
+
+  def compare(self, devices, how):
     on_devices = functools.partial(means_and_gradients, axis_name='batch')
     actual = mapped(on_devices, devices, how)(self.params, self.batch)
     for device in range(devices):  # each has all of it

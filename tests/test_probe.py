@@ -38,6 +38,7 @@ def test_steps_match_torch():
   np.testing.assert_allclose(state['weights']['bias'], linear.bias.detach().numpy(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_encoder_is_unaffected(tmp_path):
   """The encoder is the same with and without a probe, up to rounding; the probe is the same on one and two devices."""
   small = dict(steps=6, **{'eval.every_epochs': 1, 'eval.k': ()})

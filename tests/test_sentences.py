@@ -91,6 +91,7 @@ def test_the_evaluation_equals_slow_loops(trained):
   assert again == {name: found[name] for name in again}
 
 
+@pytest.mark.slow
 def test_two_devices_give_the_same_run(trained, tmp_path):
   """The dropout of a sentence does not depend on its device."""
   folder, workdir, chosen = trained
@@ -101,6 +102,7 @@ def test_two_devices_give_the_same_run(trained, tmp_path):
   chex.assert_trees_all_close(again.params, state.params, atol=1e-3)  # Adam divides by small numbers
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_the_same_run(trained, tmp_path):
   folder, workdir, chosen = trained
   with asked_to_stop_at(3), pytest.raises(train.Interrupted, match='stopped at step 3 of 6'):
@@ -111,6 +113,7 @@ def test_an_interrupted_run_is_the_same_run(trained, tmp_path):
   chex.assert_trees_all_equal(again.params, state.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', ['simclr', 'moco'])
 def test_other_methods_train_on_sentences(trained, tmp_path, method):
   temperature = dict(name='shifted_cosine', tau_min=0.03, tau_max=0.05, shift=-0.4, scale=0.7)
@@ -124,6 +127,7 @@ def test_other_methods_train_on_sentences(trained, tmp_path, method):
   assert len(losses) == 6 and np.isfinite(losses).all()
 
 
+@pytest.mark.slow
 def test_the_exported_encoder_gives_the_same_features_and_starts_another_run(trained, tmp_path):
   folder, workdir, chosen = trained
   out = export.export(chosen, str(workdir))

@@ -32,7 +32,14 @@ def reference(tmp_path_factory):
 
 @pytest.mark.parametrize(
   ('kind', 'devices', 'scan'),
-  [('pmap', 2, 1), ('pmap', 4, 1), ('shard_map', 1, 1), ('shard_map', 2, 1), ('shard_map', 4, 1), ('pmap', 4, 4)],
+  [
+    ('pmap', 2, 1),
+    ('shard_map', 4, 1),
+    *(
+      pytest.param(*rest, marks=pytest.mark.slow) for rest in [('pmap', 4, 1), ('shard_map', 1, 1), ('shard_map', 2, 1)]
+    ),
+    pytest.param('pmap', 4, 4, marks=pytest.mark.slow),
+  ],
 )
 def test_the_same_curve_on_any_devices(reference, kind, devices, scan, tmp_path):
   _, _, losses, state = reference

@@ -193,6 +193,7 @@ def square(image: Image.Image, size: int) -> np.ndarray:
 
 def load(data: Mapping[str, Any], split: str) -> Source:
   """The source that the config section `data` names; `split` is 'train' or 'test'."""
+  require_choice('data.source', data['source'], LOADERS)
   require_choice('data.broken', data['broken'], ('error', 'skip'))
   require_choice('split', split, ('train', 'test'))
   if data['classes']:

@@ -257,6 +257,7 @@ def alive(group):
   return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', ['interrupted', 'killed'])
 def test_no_worker_outlives_a_script(tmp_path, how):
   script = tmp_path / 'script.py'

@@ -29,7 +29,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize('name', STATES)
+@pytest.mark.parametrize('name', [pytest.param(n, marks=() if n == 'centre' else pytest.mark.slow) for n in STATES])
 def test_interrupted_and_resumed_is_bit_identical(name, tmp_path):
   changes, extra = STATES[name]
   chosen = tiny(tmp_path, **changes, steps=5, **{'parallel.devices': 2, 'eval.k': ()})

@@ -34,6 +34,7 @@ def step(module, variables, images, axis_name=None):
   return features, gradients, changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'devices'), [('basic', 2), ('bottleneck', 1), ('vit', 1)])
 def test_the_same_step(name, devices):
   with jax.enable_x64(True):  # in float32 the gradients of the ViT's first token are nearly all rounding
