@@ -84,8 +84,9 @@ class Pairs(NamedTuple):
 
   Attributes:
     pos: `[Q, K]`, with the K positives of each query.
-    neg: `[Q, M]`, with M keys, some of which may not be negatives; or `NegativeBlocks`, if `block` is above 0.
-    where: `[Q, M]`, True where `neg` is a negative; None with `NegativeBlocks`, which have their own mask.
+    neg: `[Q, M]`, with M keys, -inf for keys that are not negatives; or `NegativeBlocks`, if `block` is above 0.
+    where: `[Q, M]`, True where `neg` is a negative; None with `NegativeBlocks`, which have their own mask. A loss that
+      is not given it takes it from `neg`.
 
   >>> Pairs(pos=jnp.ones((1, 1)), neg=jnp.zeros((1, 2)), where=jnp.ones((1, 2), bool)).neg.shape
   (1, 2)
@@ -137,7 +138,7 @@ def by_view_pair(*views: jax.Array, axis_name: str | None = None, similarity: st
     pos += [positives[x], positives[y]]
     neg += [block, block]
   where = jnp.tile(_not_own(batch, others.shape[1], axis_name), (len(neg), 1))
-  return Pairs(jnp.concatenate(pos), jnp.concatenate(neg), where)
+  return Pairs(jnp.concatenate(pos), *_masked(jnp.concatenate(neg), where))
 
 
 def across_views(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
@@ -155,7 +156,7 @@ def across_views(*views: jax.Array, axis_name: str | None = None, similarity: st
   pos = [_row_similarities(views[x], views[y], similarity)[:, None] for x, y in ordered]
   neg = [_similarities(views[x], others[y], similarity) for x, y in ordered]
   where = jnp.tile(_not_own(views.shape[1], others.shape[1], axis_name), (len(ordered), 1))
-  return Pairs(jnp.concatenate(pos), jnp.concatenate(neg), where)
+  return Pairs(jnp.concatenate(pos), *_masked(jnp.concatenate(neg), where))
 
 
 def with_keys(
@@ -242,7 +243,7 @@ def with_bank(
     return Pairs(pos, *_negatives(query, keys, index, entries, similarity, block))
   if block:
     raise ValueError(f'block = {block} needs negatives that all queries share: give shape [M], not {entries.shape}')
-  return Pairs(pos, _row_similarities(query[:, None], keys, similarity), entries != index[:, None])
+  return Pairs(pos, *_masked(_row_similarities(query[:, None], keys, similarity), entries != index[:, None]))
 
 
 def check_block(block: int) -> None:
@@ -307,7 +308,12 @@ def _negatives(
   check_block(block)
   if block:
     return NegativeBlocks(queries, keys, own, instances, similarity, block), None
-  return _similarities(queries, keys, similarity), own[:, None] != instances[None]
+  return _masked(_similarities(queries, keys, similarity), own[:, None] != instances[None])
+
+
+def _masked(neg: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The negatives, -inf where `where` is False, so that they carry their mask; and the mask."""
+  return jnp.where(where, neg, -jnp.inf), where
 
 
 def _positives(views: jax.Array, similarity: str) -> jax.Array:

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from absl.testing import absltest, parameterized
 
-from ssl_jax import losses, temperature
+from ssl_jax import losses, pairs, temperature
 from tests.reference import contrastive as reference
+from tests.test_losses_config import PARAMETERS
 
 TAUS = (0.01, 0.05, 0.2, 1.0)
 
@@ -21,24 +22,32 @@ CASES = {
   'multi_positive': (losses.multi_positive, reference.info_nce, False),
   'decoupled': (losses.decoupled, reference.decoupled, False),
   'decoupled_weighted': (losses.decoupled_weighted, reference.decoupled_weighted, True),
-  'simple': (losses.simple, reference.simple, False),
+  'simple': (
+    lambda pos, neg, tau, where=None: losses.simple(pos, neg, weight=tau, where=where),
+    reference.simple,
+    False,
+  ),
   'hard': (functools.partial(losses.hard, fraction=0.3), functools.partial(reference.hard, fraction=0.3), False),
   'hard_simple': (
-    lambda pos, neg, tau, where=None: losses.hard_simple(pos, neg, 0.3, weight=tau, where=where),
+    lambda pos, neg, tau, where=None: losses.hard_simple(pos, neg, fraction=0.3, weight=tau, where=where),
     lambda pos, neg, tau: reference.hard_simple(pos, neg, 0.3, weight=tau),
     False,
   ),
   'balanced': (
-    lambda pos, neg, tau, where=None: losses.balanced(pos, neg, 1 / tau, lam=4.0, where=where),
+    lambda pos, neg, tau, where=None: losses.balanced(pos, neg, alpha=1 / tau, lam=4.0, where=where),
     lambda pos, neg, tau: reference.balanced(pos, neg, 1 / tau, lam=4.0),
     False,
   ),
   'generalized_nt_xent': (
-    lambda pos, neg, tau, where=None: losses.generalized_nt_xent(pos, neg, 1 / tau, lam=2.0, where=where),
+    lambda pos, neg, tau, where=None: losses.generalized_nt_xent(pos, neg, alpha=1 / tau, lam=2.0, where=where),
     lambda pos, neg, tau: reference.generalized_nt_xent(pos, neg, 1 / tau, lam=2.0),
     False,
   ),
-  'macl': (losses.macl, reference.macl, True),
+  'macl': (
+    lambda pos, neg, tau, where=None: losses.macl(pos, neg, tau0=tau, where=where),
+    reference.macl,
+    True,
+  ),
   'hard_negative': (
     functools.partial(losses.hard_negative, beta=1.0),
     functools.partial(reference.hard_negative, beta=1.0),
@@ -50,7 +59,7 @@ CASES = {
     False,
   ),
   'align_uniform': (
-    lambda pos, neg, tau, where=None: losses.align_uniform(pos, neg, 1 / tau, weight=0.5, where=where),
+    lambda pos, neg, tau, where=None: losses.align_uniform(pos, neg, t=1 / tau, weight=0.5, where=where),
     lambda pos, neg, tau: reference.align_uniform(pos, neg, 1 / tau, weight=0.5),
     False,
   ),
@@ -60,16 +69,29 @@ CASES = {
     False,
   ),
   'cacr_inner': (
-    lambda pos, neg, tau, where=None: losses.cacr(pos, neg, 1 / tau, 2.0, 'inner', 'near', 'far', where=where),
+    lambda pos, neg, tau, where=None: losses.cacr(
+      pos,
+      neg,
+      t_pos=1 / tau,
+      t_neg=2.0,
+      cost='inner',
+      positive_weights='near',
+      negative_weights='far',
+      where=where,
+    ),
     lambda pos, neg, tau: reference.cacr(pos, neg, 1 / tau, 2.0, 'inner', 'near', 'far'),
     False,
   ),
   'cacr_rbf': (
-    lambda pos, neg, tau, where=None: losses.cacr(pos, neg, 1.0, 2.0, 'rbf', t_rbf=1 / tau, where=where),
+    lambda pos, neg, tau, where=None: losses.cacr(pos, neg, cost='rbf', t_rbf=1 / tau, where=where),
     lambda pos, neg, tau: reference.cacr(pos, neg, 1.0, 2.0, 'rbf', t_rbf=1 / tau),
     False,
   ),
-  'triplet': (losses.triplet, reference.triplet, False),
+  'triplet': (
+    lambda pos, neg, tau, where=None: losses.triplet(pos, neg, margin=tau, where=where),
+    reference.triplet,
+    False,
+  ),
 }
 PER_QUERY = tuple(name for name in CASES if name not in ('decoupled_weighted', 'macl', 'align_uniform', 'cacr_rbf'))
 
@@ -254,6 +276,39 @@ class InvarianceTest(chex.TestCase):
     z1, z2 = np.random.default_rng(seed).normal(size=(2, 4, 5)).astype(np.float32)
     nt_xent = jax.jit(losses.nt_xent)
     np.testing.assert_allclose(nt_xent(z2, z1, tau), np.roll(nt_xent(z1, z2, tau), 4), rtol=1e-5, atol=1e-5)
+
+
+class MisuseTest(absltest.TestCase):
+  def test_what_is_not_a_temperature_is_given_by_name(self):
+    pos, neg, _ = similarities(3)
+    with self.assertRaisesRegex(TypeError, '^simple takes pos, neg by position: give weight by name$'):
+      losses.simple(pos, neg, 0.5)
+    with self.assertRaisesRegex(TypeError, '^hard takes pos, neg, temperature by position: give fraction by name$'):
+      losses.hard(pos, neg, 0.5, 0.3)
+
+  def test_negatives_carry_their_mask(self):
+    """A loss of pairs without `where` is the loss with it, in value and gradient."""
+    views = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
+    for name, function in losses.CONTRASTIVE.items():
+      loss = losses.Loss(function, PARAMETERS.get(name, {}))
+      tau = temperature.cosine(0.1, 0.2) if loss.takes_temperature else None
+
+      def total(views, masked, loss=loss, tau=tau):
+        pos, neg, where = pairs.in_batch(*views)
+        return loss(pos, neg, where if masked else None, tau).sum()
+
+      expected, actual = (jax.value_and_grad(total)(views, masked) for masked in (True, False))
+      chex.assert_trees_all_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+  def test_a_schedule_or_a_learnable_temperature_is_refused(self):
+    pos, neg, _ = similarities(3)
+    for tau, message in (
+      (temperature.cosine_schedule(0.1, 1.0), r'^temperature is a schedule of the step, .*: pass schedule\(step\)'),
+      (temperature.learnable(), r'^temperature is a learnable temperature, .*: pass schedule\.at\(params, step\)'),
+      ('0.2', "^temperature = '0.2' must be positive and finite"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        losses.info_nce(pos, neg, tau)
 
 
 if __name__ == '__main__':

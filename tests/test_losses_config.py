@@ -77,7 +77,7 @@ class ConfigTest(chex.TestCase):
   def test_config_dict(self):
     loss = losses.from_config(ml_collections.ConfigDict(dict(name='balanced', alpha=2.0, lam=4.0)))
     self.assertEqual((loss.name, loss.takes_temperature), ('balanced', False))
-    np.testing.assert_allclose(loss(POS, NEG), losses.balanced(POS, NEG, 2.0, 4.0), rtol=1e-6)
+    np.testing.assert_allclose(loss(POS, NEG), losses.balanced(POS, NEG, alpha=2.0, lam=4.0), rtol=1e-6)
     spec = ml_collections.ConfigDict(TEMPERATURES[1])
     np.testing.assert_allclose(temperature.from_config(spec).at({}, 1)(jnp.float32(0)), 0.135, rtol=1e-5)
 

@@ -90,7 +90,7 @@ class OracleTest(chex.TestCase):
       for i, q in enumerate(q_list):
         others = np.delete(key_arrays, i, axis=1)
         pos, neg, where = pairs.with_queue(q, others, queue.numpy().astype(np.float32), in_batch=intra_batch)
-        loss += losses.cacr(pos, neg, t_pos, t_neg, where=where, stop_positive_weights=True).mean()
+        loss += losses.cacr(pos, neg, t_pos=t_pos, t_neg=t_neg, where=where, stop_positive_weights=True).mean()
       return loss / views
 
     self.assert_same(actual, embeddings(views), algorithm_3)
@@ -115,7 +115,7 @@ class OracleTest(chex.TestCase):
 
     def actual(*z):
       pos, neg, where = pairs.by_view_pair(*z)
-      return losses.cacr(pos, neg, t_pos, t_neg, where=where).mean()
+      return losses.cacr(pos, neg, t_pos=t_pos, t_neg=t_neg, where=where).mean()
 
     self.assert_same(actual, embeddings(views), authors)
 
@@ -131,7 +131,7 @@ class OracleTest(chex.TestCase):
 
     def actual(f, g):
       pos, neg, where = pairs.with_keys(f, g)
-      return losses.macl(pos, neg, tau0, alpha, threshold, where=where).mean()
+      return losses.macl(pos, neg, tau0=tau0, alpha=alpha, threshold=threshold, where=where).mean()
 
     self.assert_same(actual, embeddings(2), formula)
 
@@ -155,7 +155,7 @@ class OracleTest(chex.TestCase):
 
     def actual(z1, z2):
       pos, neg, where = pairs.in_batch(z1, z2)
-      return losses.hard_negative(pos, neg, tau, beta, tau_plus, where=where).mean()
+      return losses.hard_negative(pos, neg, tau, beta=beta, tau_plus=tau_plus, where=where).mean()
 
     self.assert_same(actual, embeddings(2), estimator)
 
@@ -174,7 +174,7 @@ class OracleTest(chex.TestCase):
 
     def actual(z1, z2):
       pos, neg, where = pairs.in_batch(z1, z2)
-      return losses.decoupled_weighted(pos, neg, tau, sigma, where=where).mean()
+      return losses.decoupled_weighted(pos, neg, tau, sigma=sigma, where=where).mean()
 
     self.assert_same(actual, embeddings(2), formula)
 

@@ -49,12 +49,12 @@ class BehaviourTest(absltest.TestCase):
   def test_a_growing_temperature_gives_the_simple_loss(self, seed):
     """Eq. 7 with N = M + 1: the gradient times tau -> that of (N - 1) / N · simple with weight 1 / (N - 1)."""
     pos, neg = similarities(seed)
-    limit = jax.grad(lambda p, n: M / (M + 1) * losses.simple(p, n, 1 / M).sum(), argnums=(0, 1))(pos, neg)
+    limit = jax.grad(lambda p, n: M / (M + 1) * losses.simple(p, n, weight=1 / M).sum(), argnums=(0, 1))(pos, neg)
     for tau in (1e1, 1e2, 1e3):
       gradients = jax.tree.map(lambda g, tau=tau: tau * g, info_nce_gradients(pos, neg, tau))
       chex.assert_trees_all_close(gradients, limit, atol=2 / tau)
     # And the value: log N and, a factor of 1 / tau smaller, that loss.
-    expected = np.log(M + 1) + M / (M + 1) * losses.simple(pos, neg, 1 / M) / 1e2
+    expected = np.log(M + 1) + M / (M + 1) * losses.simple(pos, neg, weight=1 / M) / 1e2
     np.testing.assert_allclose(info_nce(pos, neg, 1e2), expected, atol=1e-4)
 
   @given_similarities
@@ -150,7 +150,7 @@ class SupervisedTest(absltest.TestCase):
     """Lemma A.1: between max and max + log(n) / alpha."""
     pos, neg = similarities(seed, positives=2)
     for alpha in (0.5, 2.0, 8.0, 100.0):
-      repelling = (losses.balanced(pos, neg, alpha, lam=3.0) + pos.mean(axis=1)) / 3.0
+      repelling = (losses.balanced(pos, neg, alpha=alpha, lam=3.0) + pos.mean(axis=1)) / 3.0
       above = repelling - neg.max(axis=1)
       self.assertTrue((above > -1e-6).all() and (above <= np.log(M) / alpha + 1e-6).all(), above)
 

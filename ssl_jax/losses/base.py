@@ -94,8 +94,15 @@ def _with_checks(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]
     shared = {key: value for key, value in given.items() if key not in by_query}
     return blocks.map(lambda neg, where, mine: loss(neg=neg, where=where, **mine, **shared), by_query)
 
+  positional = ['pos', 'neg', *(['temperature'] if 'temperature' in signature.parameters else [])]
+
   @functools.wraps(function)
   def loss(pos, neg, *args, where=None, **kwargs):
+    if len(args) > len(positional) - 2:
+      named = [key for key, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY and key != 'where']
+      raise TypeError(
+        f'{function.__name__} takes {", ".join(positional)} by position: give {", ".join(named) or "the rest"} by name'
+      )
     chex.assert_rank(pos, {1, 2})
     pos = to_float32(pos)
     pos = pos[:, None] if pos.ndim == 1 else pos
@@ -114,17 +121,26 @@ def _with_checks(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]
       raise ValueError(
         f'pos, neg = {pos.shape}, {neg.shape} have no columns: give each query a positive and a negative'
       )
-    if where is None:
-      return function(pos, neg, *args, where=jnp.ones(neg.shape, bool), **kwargs)
-    chex.assert_equal_shape([neg, where])
+    if where is not None:
+      chex.assert_equal_shape([neg, where])
+    where = negatives(neg, where)
     if not isinstance(where, jax.core.Tracer) and not (some := np.asarray(where).any(axis=1)).all():
-      raise ValueError(
-        f'where is False for every negative of query {some.argmin()}: leave the query out or give it a negative'
-      )
-    where = jnp.asarray(where, bool)
+      query = some.argmin()
+      raise ValueError(f'where is False for every negative of query {query}: drop the query or give it a negative')
+    neg = jnp.where(where, neg, 0)
     return jnp.where(where.any(axis=1), function(pos, neg, *args, where=where, **kwargs), 0)
 
   return loss
+
+
+def negatives(neg: jax.Array, where: jax.Array | None) -> jax.Array:
+  """Which entries are negatives: those that `where` keeps and that are not -inf, which `ssl_jax.pairs` puts elsewhere.
+
+  >>> negatives(jnp.array([[0.5, -jnp.inf]]), None).tolist()
+  [[True, False]]
+  """
+  kept = neg != -jnp.inf  # a NaN is kept, so that it shows
+  return kept if where is None else kept & jnp.asarray(where, bool)
 
 
 def over_negatives(function: Callable[..., Any], neg: jax.Array | pairs.NegativeBlocks, where: jax.Array | None) -> Any:

@@ -32,7 +32,7 @@ import numpy as np
 from ssl_jax import pairs
 from ssl_jax import temperature as temperatures
 from ssl_jax.arrays import check_mapping, to_float32
-from ssl_jax.losses.base import contrastive_loss, over_negatives
+from ssl_jax.losses.base import contrastive_loss, negatives, over_negatives
 from ssl_jax.registry import require, require_choice, require_positive
 from ssl_jax.temperature import Temperature, scale
 
@@ -82,8 +82,8 @@ def decoupled_weighted(
   pos: jax.Array,
   neg: jax.Array,
   temperature: Temperature,
-  sigma: float = 0.5,
   *,
+  sigma: float = 0.5,
   where: jax.Array | None = None,
   axis_name: str | None = None,
 ) -> jax.Array:
@@ -102,7 +102,7 @@ def decoupled_weighted(
 
 
 @contrastive_loss(no_temperature='it is linear in the similarities (Wang & Liu 2021, Eq. 3)', separable=True)
-def simple(pos: jax.Array, neg: jax.Array, weight: float = 1.0, *, where: jax.Array | None = None) -> jax.Array:
+def simple(pos: jax.Array, neg: jax.Array, *, weight: float = 1.0, where: jax.Array | None = None) -> jax.Array:
   """-pos + weight · sum neg (Wang & Liu 2021, Eq. 3).  [Q] or [Q, K], [Q, M] -> [Q]
 
   >>> print(simple(jnp.array([0.9]), jnp.array([[0.1, -0.2]])))
@@ -115,7 +115,7 @@ def simple(pos: jax.Array, neg: jax.Array, weight: float = 1.0, *, where: jax.Ar
 
 @contrastive_loss()
 def hard(
-  pos: jax.Array, neg: jax.Array, temperature: Temperature, fraction: float, *, where: jax.Array | None = None
+  pos: jax.Array, neg: jax.Array, temperature: Temperature, *, fraction: float, where: jax.Array | None = None
 ) -> jax.Array:
   """`info_nce` over the hardest negatives of each query (Wang & Liu 2021, Eq. 8-9).
 
@@ -131,7 +131,7 @@ def hard(
 
 @contrastive_loss(no_temperature='it is linear in the similarities (Wang & Liu 2021, Eq. 3)', separable=True)
 def hard_simple(
-  pos: jax.Array, neg: jax.Array, fraction: float, weight: float = 1.0, *, where: jax.Array | None = None
+  pos: jax.Array, neg: jax.Array, *, fraction: float, weight: float = 1.0, where: jax.Array | None = None
 ) -> jax.Array:
   """`simple` over the hardest negatives of each query, those of `hard` (Wang & Liu 2021, sec. 5.5).
 
@@ -141,11 +141,11 @@ def hard_simple(
   [-0.8]
   """
   hardest, where = _hardest(neg, where, fraction)
-  return simple(pos, hardest, weight, where=where)
+  return simple(pos, hardest, weight=weight, where=where)
 
 
 @contrastive_loss(no_temperature='its alpha is 1 / tau', separable=True)
-def balanced(pos: jax.Array, neg: jax.Array, alpha: float, lam: float, *, where: jax.Array | None = None) -> jax.Array:
+def balanced(pos: jax.Array, neg: jax.Array, *, alpha: float, lam: float, where: jax.Array | None = None) -> jax.Array:
   """-pos + lam · log(sum e^(alpha neg)) / alpha (balanced contrastive loss, Lee 2025, Eq. 17).
 
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
@@ -159,7 +159,7 @@ def balanced(pos: jax.Array, neg: jax.Array, alpha: float, lam: float, *, where:
 
 @contrastive_loss(no_temperature='its alpha is 1 / tau')
 def generalized_nt_xent(
-  pos: jax.Array, neg: jax.Array, alpha: float, lam: float, *, where: jax.Array | None = None
+  pos: jax.Array, neg: jax.Array, *, alpha: float, lam: float, where: jax.Array | None = None
 ) -> jax.Array:
   """-pos + lam · log(e^(alpha pos) + sum e^(alpha neg)) / alpha (Lee 2025, sec. 6).
 
@@ -178,10 +178,10 @@ def generalized_nt_xent(
 def macl(
   pos: jax.Array,
   neg: jax.Array,
+  *,
   tau0: float = 0.1,
   alpha: float = 0.5,
   threshold: float = 0.0,
-  *,
   where: jax.Array | None = None,
   axis_name: str | None = None,
 ) -> jax.Array:
@@ -206,9 +206,9 @@ def hard_negative(
   pos: jax.Array,
   neg: jax.Array,
   temperature: Temperature,
+  *,
   beta: float,
   tau_plus: float = 0.0,
-  *,
   where: jax.Array | None = None,
 ) -> jax.Array:
   """-log(e^(pos/tau) / (e^(pos/tau) + G)) (HCL, Robinson et al. 2021; the HN-CL rows of CACR).
@@ -240,9 +240,9 @@ def hard_negative(
 def align_uniform(
   pos: jax.Array,
   neg: jax.Array,
+  *,
   t: float = 2.0,
   weight: float = 1.0,
-  *,
   where: jax.Array | None = None,
   axis_name: str | None = None,
 ) -> jax.Array:
@@ -268,6 +268,7 @@ def align_uniform(
 def cacr(
   pos: jax.Array,
   neg: jax.Array,
+  *,
   t_pos: float = 1.0,
   t_neg: float = 2.0,
   cost: str = 'euclidean',
@@ -275,7 +276,6 @@ def cacr(
   negative_weights: str = 'near',
   t_rbf: float = 2.0,
   stop_positive_weights: bool = False,
-  *,
   where: jax.Array | None = None,
   axis_name: str | None = None,
 ) -> jax.Array:
@@ -321,7 +321,7 @@ def cacr(
 
 
 @contrastive_loss(no_temperature='a margin takes its place', cosine_only='it takes 2 - 2s for the squared distance')
-def triplet(pos: jax.Array, neg: jax.Array, margin: float, *, where: jax.Array | None = None) -> jax.Array:
+def triplet(pos: jax.Array, neg: jax.Array, *, margin: float, where: jax.Array | None = None) -> jax.Array:
   """[max c(pos) - min c(neg) + margin]₊ with c = 2 - 2 s: the hardest positive and negative (CACR, B.5).
 
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
@@ -381,9 +381,9 @@ def _log_penalties(neg, temperature, where):
     raise ValueError('neg comes in blocks, but penalties are a whole matrix: make pairs with block=0')
   chex.assert_rank(neg, 2)
   neg = to_float32(neg)
-  where = jnp.ones(neg.shape, bool) if where is None else jnp.asarray(where, bool)
+  where = negatives(neg, where)
   chex.assert_equal_shape([neg, where])
-  return jax.nn.log_softmax(_masked(scale(neg, temperature), where), axis=1), where
+  return jax.nn.log_softmax(_masked(scale(jnp.where(where, neg, 0), temperature), where), axis=1), where
 
 
 def _masked(x: jax.Array, where: jax.Array | None) -> jax.Array:
