@@ -52,7 +52,7 @@ $(BIN)/pip: # there once the virtual environment can install
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: setup.cfg pyproject.toml | $(BIN)/pip
-	$(INSTALL) -e '.[plots]'
+	$(INSTALL) -e '.[train,plots]'
 	touch $@
 
 $(VENV)/.installed-docs: setup.cfg pyproject.toml | $(BIN)/pip

@@ -4,6 +4,7 @@ python main.py --config=configs/cifar10.py:dystress --config.seed=1
 python main.py --mode=evaluate --workdir=runs/cifar10_dystress_seed=1    # or report, export
 python main.py --mode=compare --workdir=runs/compared runs/cifar10 runs/cifar10_dystress_seed=1
 python main.py --mode=views --config=configs/cifar10.py
+python main.py --mode=prepare --config=configs/cifar10.py    # downloads CIFAR-10; append a file to use a local copy
 """
 
 import difflib
@@ -17,12 +18,13 @@ from absl import app, flags, logging
 
 # ssl_jax is imported where it is used, since that takes seconds and a wrong flag should not.
 
-MODES = ('train', 'evaluate', 'export', 'report', 'compare', 'views')
+MODES = ('train', 'evaluate', 'export', 'report', 'compare', 'views', 'prepare')
 CONFIG = flags.DEFINE_string('config', None, 'FILE.py[:options]; any of its keys is a flag too: --config.seed=1.')
 WORKDIR = flags.DEFINE_string(
   'workdir', None, "The run's directory (default: runs/NAME, after --config); the same command resumes its run."
 )
-MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (a contact sheet of augmented views).')
+MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (views: a contact sheet; prepare: data).')
+ANY_MD5 = flags.DEFINE_bool('any_md5', False, '--mode=prepare: accept archives that are not the official ones.')
 
 
 class Command(NamedTuple):
@@ -32,17 +34,17 @@ class Command(NamedTuple):
   config: str
   overrides: list[str]  # KEY=VALUE
   workdir: str  # '': the config's default
-  runs: list[str]  # of --mode=compare
+  paths: list[str]  # runs of --mode=compare, archives of --mode=prepare
 
 
 def parse(arguments: Sequence[str]) -> Command:
   """The command of the flags and of `arguments`, which absl did not parse; a ValueError for a mistake in them."""
   is_override = lambda argument: argument.startswith('--config.') and '=' in argument
   overrides = [argument.removeprefix('--config.') for argument in arguments if is_override(argument)]
-  runs = [argument for argument in arguments if not is_override(argument)]
+  paths = [argument for argument in arguments if not is_override(argument)]
   mode, config, workdir = MODE.value, CONFIG.value or '', WORKDIR.value or ''
-  for argument in runs:
-    if mode != 'compare' or argument.startswith('-'):
+  for argument in paths:
+    if mode not in ('compare', 'prepare') or argument.startswith('-'):
       raise ValueError(f'{argument!r} is not a flag: give --config, --config.KEY=VALUE, --workdir or --mode')
   if mode not in MODES:
     close = difflib.get_close_matches(mode, MODES, n=1)
@@ -52,11 +54,11 @@ def parse(arguments: Sequence[str]) -> Command:
     raise ValueError('--workdir is missing: give a directory for the comparison, such as --workdir=runs/compared')
   if mode in ('report', 'compare') and workdir and (config or overrides):
     raise ValueError(f'--mode={mode} shows the results in --workdir and takes no --config: leave it out')
-  if not config and mode in ('train', 'views'):
+  if not config and mode in ('train', 'views', 'prepare'):
     raise ValueError('--config is missing: give a file, such as --config=configs/quickstart.py')
   if not config and not workdir:
     raise ValueError('--workdir is missing: give the directory of the run, such as --workdir=runs/quickstart')
-  return Command(mode, config, overrides, workdir, runs)
+  return Command(mode, config, overrides, workdir, paths)
 
 
 def run(command: Command) -> None:
@@ -70,13 +72,18 @@ def run(command: Command) -> None:
   if mode in ('report', 'compare'):
     from ssl_jax.reporting import report
 
-    report.report(workdir) if mode == 'report' else report.compare(command.runs, workdir)
+    report.report(workdir) if mode == 'report' else report.compare(command.paths, workdir)
     return
   if command.config:
     chosen = config.load(command.config, command.overrides)
   else:
     chosen = config.restore(files.read_config(workdir), base.get_config(), command.overrides)
   config.validate(chosen, base.get_config())
+  if mode == 'prepare':
+    from ssl_jax.data import prepare
+
+    prepare.prepare(chosen.data, command.paths, ANY_MD5.value)
+    return
   if mode == 'export':
     from ssl_jax.reporting import export
 
@@ -99,6 +106,10 @@ def main(argv: Sequence[str]) -> None:
     run(parse(argv[1:]))
   except KeyboardInterrupt:
     _exit('interrupted; the same command resumes from the last checkpoint')
+  except ModuleNotFoundError as error:
+    if (error.name or '').partition('.')[0] in ('ssl_jax', 'configs'):
+      raise
+    _exit(f"{error.name} is not installed: pip install -e '.[train]'")
   except OSError as error:
     _exit(error)
   except ValueError as error:

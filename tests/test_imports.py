@@ -1,7 +1,9 @@
 """Imports point one way, and the losses can be used without the rest."""
 
 import ast
+import configparser
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -56,3 +58,38 @@ print(*sorted({name.split('.')[0] for name in set(sys.modules) - before} - set(s
 """
   run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT, check=True)
   assert run.stdout.split() == ['ssl_jax']
+
+
+def requirements(text):
+  """The names of the packages in a list of setup.cfg.
+
+  >>> requirements('jax>=0.10')
+  {'jax'}
+  """
+  return set(re.findall(r'^[\w-]+', text, re.MULTILINE))
+
+
+def test_the_package_needs_only_jax_and_chex_and_the_extras_the_rest():
+  setup = configparser.ConfigParser()
+  setup.read(ROOT / 'setup.cfg')
+  extras = {name: requirements(text) for name, text in setup['options.extras_require'].items()}
+  assert requirements(setup['options']['install_requires']) == {'jax', 'chex'}
+  assert extras['train'] | extras['tfds'] | extras['plots'] <= extras['dev']
+  # Whatever a module imports when it is imported comes with [train].
+  modules = {'absl-py': 'absl', 'orbax-checkpoint': 'orbax', 'pillow': 'PIL'}
+  installed = {modules.get(name, name) for name in {'jax', 'chex', 'ssl_jax', 'configs'} | extras['train']}
+  for file in FILES:
+    nodes = ast.parse(file.read_text()).body
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert {name.split('.')[0] for name in found} <= installed | sys.stdlib_module_names, file
+
+
+def test_grain_and_tfds_are_imported_only_where_they_are_used():
+  code = """
+import sys
+import ssl_jax.evals.evaluate, ssl_jax.reporting.views, ssl_jax.train
+print({'grain', 'tensorflow_datasets', 'array_record', 'matplotlib'} & set(sys.modules))
+"""
+  run = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT, check=True)
+  assert run.stdout == 'set()\n'

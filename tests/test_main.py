@@ -45,6 +45,9 @@ QUICK = (
     (['--config=configs/quickstart.py', '--workdir=w', '--wrokdir=x'], "'--wrokdir=x' is not a flag"),
     (['--config=configs/quickstart.py', '--workdir=w', '--config.bach_size=3'], "did you mean 'batch_size'?"),
     (['--config=configs/quickstart.py', '--workdir=w', '--config.loss.name=nce'], "loss.name = 'nce'"),
+    (['--mode=prepare'], '--config is missing: give a file'),
+    (['--mode=prepare', '--config=configs/cifar10.py', 'cifar.tar.gz'], "'cifar.tar.gz' is not a file: give a copy of"),
+    (['--mode=prepare', '--config=configs/cifar10.py', '--md5'], "'--md5' is not a flag"),
     (['--mode=evaluate', '--workdir=nowhere'], "--workdir='nowhere' does not hold a run"),
     (
       ['--mode=report', '--workdir=w', '--config.seed=1'],
@@ -73,6 +76,21 @@ finally:
 """
   run = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
   assert run.stderr.startswith('ssl_jax: --config is missing') and run.stdout == 'False\n'
+
+
+def test_a_missing_package_is_one_line(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'ml_collections', None)
+  for name in ('configs', 'configs.base'):
+    monkeypatch.delitem(sys.modules, name, raising=False)
+  said = call('--mode=train', '--workdir=', '--config=configs/quickstart.py')
+  assert said == "ssl_jax: ml_collections is not installed: pip install -e '.[train]'"
+
+
+def test_a_missing_module_of_the_project_keeps_its_traceback(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'configs', None)
+  flags.FLAGS.unparse_flags()
+  with pytest.raises(ModuleNotFoundError, match='configs'):
+    main.main(flags.FLAGS(['main.py', '--mode=train', '--config=configs/quickstart.py'], known_only=True))
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-import grain
 import numpy as np
 from absl import flags
 from PIL import Image
 
 from ssl_jax.data import image_ops, sources
 from ssl_jax.registry import require
+
+if TYPE_CHECKING:
+  import grain
 
 Batch = dict[str, Any]
 Batches: TypeAlias = 'grain.DatasetIterator[Batch]'
@@ -131,6 +133,8 @@ def batches(
       with contextlib.closing(batches(...)) as iterator:
         for batch in prefetch(iterator, jax.device_put): ...
   """
+  import grain  # slow to import, and images that fit on the device do not need it
+
   require('batch_size', batch_size, lambda x: 0 < x <= len(source), f'from 1 to the {len(source)} images of the data')
   require('batch_size', batch_size, lambda x: x % process_count == 0, f'divisible by the {process_count} processes')
   local = batch_size // process_count

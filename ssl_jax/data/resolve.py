@@ -1,13 +1,11 @@
 """Which set a config means, where it lives, and whether it fits in memory."""
 
-import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from ssl_jax.data import imbalance, sources
+from ssl_jax.data import imbalance, sources, tfds_source
 from ssl_jax.registry import require_choice
 
 ON_DEVICE_LIMIT = 4 * 2**30  # bytes of decoded training images that `data.on_device=auto` puts on the device
@@ -73,8 +71,7 @@ def locate(data: Mapping[str, Any]) -> Mapping[str, Any]:
   require_choice('data.source', data['source'], (*sources.LOADERS, 'imagenet', 'text'))
   if data['source'] != 'imagenet':
     return data
-  given = data['path'] or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
-  root = pathlib.Path(given).expanduser()
+  root = tfds_source.data_dir(data['path'])
   plain = data.to_dict() if isinstance(data, ConfigDict) else dict(data)
   if (root / 'imagenet2012').is_dir():
     splits = {key: {'val': 'validation'}.get(plain[key], plain[key]) for key in ('train_split', 'test_split')}

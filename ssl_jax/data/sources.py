@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from ssl_jax.data import classes, embedded
+from ssl_jax.data import archives, classes, embedded
 from ssl_jax.registry import nearest, require_choice
 
 T = TypeVar('T')
@@ -278,10 +278,10 @@ def _folder(data: Mapping[str, Any], split: str) -> Folder:
   path, folder = pathlib.Path(data['path']).expanduser(), data[f'{split}_split']
   root = path / folder
   if not data['path'] or not path.is_dir():
-    layout = pathlib.Path('DIR', folder, '<class>', '*.JPEG')
-    raise ValueError(
-      f'data.path = {data["path"]!r} is not a folder: set it to a folder DIR with the images in {layout}'
-    )
+    fix = f'set it to a folder DIR with the images in {pathlib.Path("DIR", folder, "<class>", "*.JPEG")}'
+    if data['path'] and data['name'] in archives.PUBLISHED:  # Tiny-ImageNet
+      fix = f'run {archives.command(data["name"], data["path"])}'
+    raise ValueError(f'data.path = {data["path"]!r} is not a folder: {fix}')
   if not root.is_dir():
     known = subfolders(path)
     fix = nearest(root.name, known) if known else f"set {key}='' if the images are in data.path itself"

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import Image
 
-from ssl_jax.data import sources
+from ssl_jax.data import archives, sources
 from ssl_jax.registry import nearest
 
 
@@ -55,19 +55,32 @@ class Tfds(sources.Source):
     return [tf_example_pb2.Example.FromString(record).features.feature for record in records]
 
 
+def data_dir(path: str) -> pathlib.Path:
+  """The folder of prepared sets: `data.path`, or the default of tfds if it is empty."""
+  return pathlib.Path(path or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets').expanduser()
+
+
+def import_tfds() -> Any:
+  """The module tensorflow_datasets, which only the extra `tfds` installs."""
+  try:
+    import tensorflow_datasets
+  except ModuleNotFoundError:
+    raise ValueError("data.source = 'tfds' needs tensorflow-datasets: pip install -e '.[tfds]'") from None
+  return tensorflow_datasets
+
+
 def load(data: Mapping[str, Any], split: str) -> Tfds:
   """The split 'train' or 'test' of the prepared set `data.name` in `data.path` (default: the tfds data folder)."""
-  import tensorflow_datasets as tfds
+  tfds = import_tfds()
   from tensorflow_datasets.core.decode import DeserializeMethod
 
-  root = data['path'] or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
-  root = pathlib.Path(root).expanduser()
-  builder = tfds.builder_from_directory(_prepared(data['name'], root))
+  root = data_dir(data['path'])
+  builder = tfds.builder_from_directory(_prepared(data, root))
   features, file_format = dict(builder.info.features.items()), builder.info.file_format.value
   if file_format != 'array_record':
     raise ValueError(
       f'data.name = {data["name"]!r} in {root} is prepared as {file_format}, which has no random access: '
-      f'prepare it in another data.path with {_prepare(data["name"], "DIR")}'
+      f'prepare it in another data.path: {_prepare(data["name"], "DIR")}'
     )
   if not isinstance(features.get('image'), tfds.features.Image):
     raise ValueError(f'data.name = {data["name"]!r} has no feature image, only {", ".join(features)}: use an image set')
@@ -85,9 +98,9 @@ def load(data: Mapping[str, Any], split: str) -> Tfds:
   return Tfds(records, where, has_labels, label.names if has_labels else (), data['broken'])
 
 
-def _prepared(name: str, root: pathlib.Path) -> pathlib.Path:
+def _prepared(data: Mapping[str, Any], root: pathlib.Path) -> pathlib.Path:
   """The folder of a prepared set. tfds itself would ask the network for a set that is missing."""
-  asked, (name, _, version) = name, name.partition(':')
+  name, _, version = data['name'].partition(':')
 
   def versions(folder: pathlib.Path) -> list[pathlib.Path]:
     found = [info.parent for info in folder.glob(f'{version or "*"}/dataset_info.json')]
@@ -103,12 +116,11 @@ def _prepared(name: str, root: pathlib.Path) -> pathlib.Path:
   if configs:
     choices = ', '.join(f'{name}/{folder.parent.name}' for folder in configs)
     raise ValueError(f'data.name = {name!r} is prepared in several configurations: give one of {choices}')
-  _raise_unprepared(asked, root)
+  _raise_unprepared(data, root)
 
 
-def _raise_unprepared(name: str, root: pathlib.Path) -> NoReturn:
-  import tensorflow_datasets as tfds
-
+def _raise_unprepared(data: Mapping[str, Any], root: pathlib.Path) -> NoReturn:
+  tfds, name = import_tfds(), data['name']
   prepared = sorted({info.parent.parent.name for info in root.glob('*/*/dataset_info.json')})
   stock, plain = tfds.list_builders(with_community_datasets=False), re.split('[/:]', name)[0]
   if plain not in stock:
@@ -120,11 +132,14 @@ def _raise_unprepared(name: str, root: pathlib.Path) -> NoReturn:
   if tfds.builder_cls(plain).MANUAL_DOWNLOAD_INSTRUCTIONS:  # ImageNet, for one, needs an account
     files = 'ILSVRC2012_img_{train,val}.tar' if plain == 'imagenet2012' else 'the archives of the set'
     manual = f'put {files} into {root}/downloads/manual, then '
-  raise ValueError(f'data.name = {name!r} is not prepared in {root}{there}: {manual}run {_prepare(name, root)}')
+  raise ValueError(f'data.name = {name!r} is not prepared in {root}{there}: {manual}run {_prepare(name, data["path"])}')
 
 
-def _prepare(name: str, root: str | pathlib.Path) -> str:
+def _prepare(name: str, path: str) -> str:
+  """The command that prepares a set in `data.path`."""
+  if name in archives.PUBLISHED:
+    return archives.command(name, path)
   return (
-    f"pip install 'ssl_jax[tensorflow]' && python -c \"import tensorflow_datasets as tfds; tfds.builder({name!r},"
-    f" data_dir={str(root)!r}, file_format='array_record').download_and_prepare()\""
+    f"pip install -e '.[tensorflow]' && python -c \"import tensorflow_datasets as tfds; tfds.builder({name!r},"
+    f" data_dir={str(data_dir(path))!r}, file_format='array_record').download_and_prepare()\""
   )

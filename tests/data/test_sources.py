@@ -143,10 +143,13 @@ def test_unprepared_tfds_fails_at_once_without_the_network(tmp_path, monkeypatch
   message = fails("data.name = 'cifar10' is not prepared in ", config('tfds', tmp_path, name='cifar10'))
   assert time.monotonic() - start < 2
   assert f'{tmp_path} (there: tiny)' in message
+  assert message.endswith(
+    f': run python main.py --mode=prepare --config=configs/cifar10.py --config.data.path={tmp_path}'
+  )
   assert (
-    "pip install 'ssl_jax[tensorflow]' && python -c \"import tensorflow_datasets as tfds; tfds.builder('cifar10',"
+    "run pip install -e '.[tensorflow]' && python -c \"import tensorflow_datasets as tfds; tfds.builder('mnist',"
     f" data_dir='{tmp_path}', file_format='array_record').download_and_prepare()\""
-  ) in message
+  ) in fails("data.name = 'mnist' is not prepared", config('tfds', tmp_path, name='mnist'))
   fails("'cifar10' is not prepared", config('tfds', tmp_path / 'nowhere', name='cifar10'))
   fails("data.name = 'mnist:9.0.0' is not prepared", config('tfds', tmp_path, name='mnist:9.0.0'))
   fails("'imagenet_v2/topimages' is not prepared", config('tfds', tmp_path, name='imagenet_v2/topimages'))
