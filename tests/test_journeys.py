@@ -178,7 +178,7 @@ def test_flat_images_are_refused_with_the_way_to_train_and_train_that_way(tmp_pa
 
 
 def refused(loaded):
-  with pytest.raises(ValueError, match='are also in data[.]train_split') as error:
+  with pytest.raises(ValueError, match=r'are also in data[.]train_split') as error:
     evaluator_of(builder.build(loaded))
   assert '\n' not in str(error.value) and 'data.held_out=0.1' in str(error.value)
   return str(error.value)
@@ -238,7 +238,7 @@ def test_a_run_shorter_than_the_warm_up_has_a_shorter_one(tmp_path):
   per_epoch = len(resolve.open_split(config.load('configs/quickstart.py'), 'train')) // 64
   said, warmup = shortened('steps=20')  # of 1,000
   steps = round(per_epoch * 20 / 1000)
-  assert 20 <= per_epoch and steps >= 1
+  assert per_epoch >= 20 and steps >= 1
   assert said == (
     f'optimizer.warmup_epochs = 1 is {per_epoch} steps, and the run has 20: '
     f'shortened in proportion to {warmup:g} (steps: {steps})'
