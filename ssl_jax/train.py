@@ -268,7 +268,7 @@ class Watch:
     self.read_at = now
     every = self.run.config.log.every_steps
     ends = [at for at in range(step - count + 1, step + 1) if at % every == 0 or at == self.run.total_steps]
-    per_second = self.timed_steps * self.run.config.batch_size / max(self.timed_seconds, 1e-9)
+    per_second = float(f'{self.timed_steps * self.run.config.batch_size / max(self.timed_seconds, 1e-9):.6g}')
     for i in range(count):
       self.window.append({name: float(x[i]) for name, x in metrics.items()})
       if (at := step - count + 1 + i) in ends:
@@ -282,7 +282,7 @@ class Watch:
   def _row(self, step: int, per_second: float) -> None:
     row = {name: math.fsum(m[name] for m in self.window) / len(self.window) for name in self.window[0]}
     self.window = []
-    row |= {'epoch': self.run.epoch(step), f'{self.run.modality.name}_per_second': round(per_second, 2)}
+    row |= {'epoch': self.run.epoch(step), f'{self.run.modality.name}_per_second': per_second}
     self.log.write(step, row)
     self.display.show(step, row, (self.run.total_steps - step) * self.run.config.batch_size / per_second)
 

@@ -35,7 +35,7 @@ class ImageEvaluator:
       if source.labels is None:
         raise ValueError(
           f'{names[split]} of data.name = {run.eval_data["name"]!r} has no labels, and kNN needs them: name a labelled '
-          f'split with --config.eval.data.{split}_split, or train without kNN with "--config.eval.k=()"'
+          f'split with --config.eval.data.{split}_split, or train without kNN with --config.eval.k=() in quotes'
         )
       labels[split] = check.labels(names[split], source.labels, len(source))
     missing, imbalance = np.setdiff1d(labels['test'], labels['train']), run.config.imbalance.name
