@@ -39,9 +39,18 @@ class Command(NamedTuple):
 
 def parse(arguments: Sequence[str]) -> Command:
   """The command of the flags and of `arguments`, which absl did not parse; a ValueError for a mistake in them."""
-  is_override = lambda argument: argument.startswith('--config.') and '=' in argument
-  overrides = [argument.removeprefix('--config.') for argument in arguments if is_override(argument)]
-  paths = [argument for argument in arguments if not is_override(argument)]
+  overrides, paths = [], []
+  rest = iter(arguments)
+  for argument in rest:
+    if not argument.startswith('--config.'):
+      paths.append(argument)
+      continue
+    if '=' not in argument:  # --config.KEY VALUE
+      value = next(rest, '--')
+      if value.startswith('--'):
+        raise ValueError(f'{argument!r} has no value: give {argument}=VALUE')
+      argument = f'{argument}={value}'
+    overrides.append(argument.removeprefix('--config.'))
   mode, config, workdir = MODE.value, CONFIG.value or '', WORKDIR.value or ''
   for argument in paths:
     if mode not in ('compare', 'prepare') or argument.startswith('-'):
@@ -68,15 +77,17 @@ def run(command: Command) -> None:
   from ssl_jax.workdir import files
 
   mode = command.mode
-  workdir = command.workdir or str(files.default(command.config, command.overrides))
+  chosen = config.load(command.config, command.overrides) if command.config else None
+  workdir = command.workdir
+  if chosen and not workdir:
+    own = chosen.data.source == 'folder' and chosen.data.name == config.set_name(chosen.data.path)
+    workdir = str(files.default(command.config, command.overrides, chosen.data.name if own else ''))
   if mode in ('report', 'compare'):
     from ssl_jax.reporting import report
 
     report.report(workdir) if mode == 'report' else report.compare(command.paths, workdir)
     return
-  if command.config:
-    chosen = config.load(command.config, command.overrides)
-  else:
+  if chosen is None:
     chosen = config.restore(files.read_config(workdir), base.get_config(), command.overrides)
   config.validate(chosen, base.get_config())
   if mode == 'prepare':
@@ -84,6 +95,11 @@ def run(command: Command) -> None:
 
     prepare.prepare(chosen.data, command.paths, ANY_MD5.value)
     return
+  if command.config:
+    from ssl_jax.run import builder
+
+    if shortened := builder.shorten_warmup(chosen, *config.changed(command.config, command.overrides)):
+      print(shortened, flush=True)
   if mode == 'export':
     from ssl_jax.reporting import export
 

@@ -5,13 +5,12 @@ Any key is also a flag (`--config.optimizer.learning_rate=0.03`) and an option o
 names; a new name drops the parameters of the old one.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from ssl_jax.config import override
+from ssl_jax.config import override, split_options
 from ssl_jax.registry import nearest
 
 
@@ -28,8 +27,9 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.source = 'tfds'  # tfds, arrays (.npz), folder (of images), imagenet (either), embedded (generated), text
   config.data.name = 'cifar10'  # the tfds name; a label for the other sources
   config.data.path = ''  # tfds data_dir ('': TFDS_DATA_DIR or the tfds default), .npz file, image folder, or text file
-  config.data.train_split = 'train'  # tfds split, or subfolder
+  config.data.train_split = 'train'  # tfds split, or subfolder; auto (folder only): train and val or test, if any
   config.data.test_split = 'test'
+  config.data.held_out = 0.0  # share of each class to test on, by a hash of the name, if both splits are the same
   config.data.image_size = 32  # pixels per side of what the encoder sees
   config.data.stored_size = 0  # pixels per side of images in memory, from which views are cropped (0: image_size)
   config.data.classes = ''  # '' for all, or a named list of classes: imagenet100
@@ -98,6 +98,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.eval.train_images = 'kept'  # for neighbors and classifiers: those kept by `imbalance`, or all
   config.eval.crop = 1.0  # center crop of evaluations, as a share of the shorter side; 0.875: 224 of 256
   config.eval.k = (200,)  # numbers of neighbors; () for no kNN
+  config.eval.cap_k = False  # no more neighbors than the smallest training class has images
   config.eval.vote = 'cosine'  # cosine: exp(s / temperature); distance: 1 / L2; majority
   config.eval.temperature = 0.1  # of the cosine vote
   config.eval.batch_size = 1000
@@ -119,8 +120,7 @@ def get_config(arg: str = '') -> ConfigDict:
 
 def options(config: ConfigDict, arg: str, variants: Mapping[str, Mapping[str, Any]] | None = None) -> ConfigDict:
   """The config changed by `arg`: comma-separated names of `variants` (dicts of keys) and `key=value` pairs."""
-  split = re.split(r',(?![^(\[{]*[)\]}])', arg)  # but not at a comma inside (a, b), [a, b] or {...}
-  for option in filter(None, split):
+  for option in split_options(arg):
     key, equals, value = option.partition('=')
     if equals:
       override(config, key, value)

@@ -3,8 +3,8 @@
   python main.py --config=configs/imagenet100.py --config.data.path=/data/imagenet
 
 `data.path` holds ImageNet-1K as class folders or as a prepared tfds set (see configs/imagenet.py); the 100 classes are
-selected from it. The variants are those of configs/imagenet.py, and the memory bank. For another folder of images, with
-all of its classes: `--config=configs/imagenet100.py:any_folder`.
+selected from it. The variants are those of configs/imagenet.py, and the memory bank. `:any_folder` is the recipe for
+another folder of images, with all of its classes; see also configs/folder.py.
 """
 
 from ml_collections import ConfigDict

@@ -130,7 +130,7 @@ class Child:
     speeds = [
       speed for row in metric_log.read(self.workdir) for name, speed in row.items() if name.endswith('_per_second')
     ]
-    seconds = [summary['images'] / speed for speed in speeds]
+    seconds = [metric_log.examples(summary) / speed for speed in speeds]
     metrics = {k: v for k, v in evaluation.items() if isinstance(v, int | float) and k not in ('step', 'epoch')}
     metrics |= {f'{layer}/{k}': v for layer, found in evaluation['measures'].items() for k, v in found.items()}
     with np.load(self.workdir / 'evaluation.npz') as stored:
@@ -144,7 +144,7 @@ class Child:
       'seconds_per_epoch': round(statistics.median(seconds[1:] or seconds), 4),
       'epochs': evaluation['epoch'],
       'protocol': self.sweep.protocol,
-      'images': evaluation['images'],
+      'images': metric_log.examples(evaluation),
       'finished_at': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
       'metrics': metrics,
       'curves': curves,

@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import math
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ RULES: dict[str, Rule] = {
   'small_crops.scale': (lambda s: len(s) == 2 and 0 < s[0] <= s[1] <= 1, '0 < low <= high <= 1, such as (0.05, 0.14)'),
   'ema': (_SHARE[0], 'in [0, 1), such as 0.999, or 0 for no average'),
   'online_probe': _at_least(0),
+  'data.held_out': (_SHARE[0], 'in [0, 1), such as 0.1, or 0 for a set with a test split'),
   'data.image_size': _at_least(1),
   'data.stored_size': _at_least(0),
   'data.tokens': _at_least(3),
@@ -100,10 +102,12 @@ HARMLESS = (
 LATER = {
   'init': '',
   'deterministic': False,
+  'data.held_out': 0.0,
   'data.stored_size': 0,
   'data.tokens': 32,
   'data.vocabulary': '',
   'optimizer.clip': 0.0,
+  'eval.cap_k': False,
 }
 RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
 
@@ -135,7 +139,36 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
     raise ValueError(f'--config={file!r} cannot be loaded ({type(error).__name__}: {error})') from error
   if not isinstance(config, ConfigDict):
     raise ValueError(f'--config={file!r} is not a config: get_config returned a {type(config).__name__}')
-  return _overridden(config, overrides)
+  config = _overridden(config, overrides)
+  if not config.get('data', {}).get('name', '?'):
+    config.data.name = set_name(config.data.path)
+  return config
+
+
+def set_name(path: str) -> str:
+  """The name of a set without one: that of its folder.
+
+  >>> set_name('/data/birds/')
+  'birds'
+  """
+  return pathlib.Path(path).expanduser().absolute().name if path else ''
+
+
+def split_options(arg: str) -> list[str]:
+  """The options after the colon of --config; a comma inside brackets does not separate them.
+
+  >>> split_options('dystress,eval.k=(1,2),seed=1')
+  ['dystress', 'eval.k=(1,2)', 'seed=1']
+  """
+  return [option for option in re.split(r',(?![^(\[{]*[)\]}])', arg) if option]
+
+
+def changed(path: str, overrides: Sequence[str] = ()) -> tuple[set[str], ConfigDict]:
+  """The keys that the command line sets, and the config of the file and its named options without these changes."""
+  file, _, arg = path.partition(':')
+  options = split_options(arg)
+  keys = {text.partition('=')[0] for text in (*options, *overrides) if '=' in text}
+  return keys, load(f'{file}:{",".join(option for option in options if "=" not in option)}')
 
 
 def upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +232,7 @@ def override(config: ConfigDict, key: str, value: Any) -> None:
     section.name = value
     return
   if last not in section and not named:
-    raise ValueError(f'config key {key!r} = {value!r} does not exist: {nearest(last, list(section))}')
+    raise ValueError(f'config key {key!r} = {value!r} does not exist: {_elsewhere(config, last, section)}')
   if named:
     if last in section:
       del section[last]  # its type may change: a number, or the dict of a schedule
@@ -215,6 +248,14 @@ def override(config: ConfigDict, key: str, value: Any) -> None:
         override(config, f'{key}.{name}', inner)
     return
   section[last] = _same_type(key, value, section[last])
+
+
+def _elsewhere(config: ConfigDict, last: str, section: ConfigDict) -> str:
+  """How to fix a key that its section lacks: it may be in another one."""
+  found = [key for key in flatten(config) if key.endswith(f'.{last}')]
+  if len(found) == 1:
+    return f'did you mean {found[0]!r}?'
+  return f'give one of {", ".join(found)}' if found else nearest(last, list(section))
 
 
 def _literal(text: str) -> Any:
@@ -280,6 +321,12 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
   size = config.data.image_size
   stored = lambda pixels: pixels == 0 or pixels >= size
   require('data.stored_size', config.data.stored_size, stored, f'0 or at least data.image_size = {size}')
+  train, test = config.data.train_split, config.data.test_split
+  if config.data.held_out and train != test and 'auto' not in (train, test):
+    raise ValueError(
+      f'data.held_out = {config.data.held_out} has no effect, because data.train_split = {train!r} and '
+      f'data.test_split = {test!r} differ: set it to 0, or name one split twice'
+    )
 
 
 def _leaves(value: Any) -> list[Any]:

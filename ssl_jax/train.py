@@ -76,7 +76,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     state, results = loop.run_from(state)
   summary = {
     **results,
-    'images': len(run.train),
+    run.modality.name: len(run.train),
     'steps': run.total_steps,
     'seconds': round(time.monotonic() - start, 1),
     'deterministic': config.deterministic,
@@ -113,9 +113,16 @@ class Loop:
       results = self._record(0, 'before training', self.evaluator.at_start(state))
     state = run.devices.replicate(state)
     self.watch, self.saved_at = Watch(run, self.log, self.display, self.checkpoints), time.monotonic()
+    compiled, begun = False, time.monotonic()
+    if step < run.total_steps:
+      self.display.say('compiling the training step ...')
     for call, count in _calls(run, step):
       state, metrics = call(state)
       step += count
+      if not compiled:  # the first call returns when it is compiled, and is computed after that
+        compiled = True
+        self.display.say(f'compiled in {time.monotonic() - begun:.0f} s')
+        self.watch.restart_clock()
       self.watch.add(step, count, metrics)
       last = step == run.total_steps
       stopping, save = _agreed(step, count, self.stop.is_set(), self._minutes_due())
@@ -123,7 +130,7 @@ class Loop:
         self._save(state)
       if self.evaluator and (last or self._evaluation_due(step)):
         self.watch.drain()
-        results = self._record(step, f'epoch {step / run.steps_per_epoch:g}', self.evaluator.scores(state))
+        results = self._record(step, f'epoch {self.run.epoch(step):g}', self.evaluator.scores(state))
         self.watch.restart_clock()
       if not last and (save or stopping or self._steps_due(step, count)):  # later, so that a resumed run has its row
         self._save(state)
@@ -230,6 +237,7 @@ class Watch:
     self.run, self.log, self.display, self.checkpoints = run, log, display, checkpoints
     self.pending: collections.deque[tuple[int, int, dict[str, jax.Array]]] = collections.deque()
     self.window = [metric_log.rename(row) for row in checkpoints.unlogged()]  # metrics of the steps since the last row
+    self.shown = False  # whether a step was displayed
     self.restart_clock()
 
   def restart_clock(self) -> None:
@@ -240,7 +248,7 @@ class Watch:
     """Takes the metrics of a call of `count` steps that ended at `step`."""
     self.pending.append((step, count, metrics))
     # A call of many steps keeps the host busy launching kernels until it is nearly over: there is nothing to overlap.
-    while len(self.pending) > (IN_FLIGHT if count == 1 else 0):
+    while len(self.pending) > (IN_FLIGHT if count == 1 and self.shown else 0):
       self._read()
 
   def drain(self) -> None:
@@ -260,18 +268,21 @@ class Watch:
     self.read_at = now
     every = self.run.config.log.every_steps
     ends = [at for at in range(step - count + 1, step + 1) if at % every == 0 or at == self.run.total_steps]
-    per_second = self.timed_steps * self.run.config.batch_size / max(self.timed_seconds, 1e-9)
+    per_second = float(f'{self.timed_steps * self.run.config.batch_size / max(self.timed_seconds, 1e-9):.6g}')
     for i in range(count):
       self.window.append({name: float(x[i]) for name, x in metrics.items()})
       if (at := step - count + 1 + i) in ends:
         self._row(at, per_second)
+      elif not self.shown:  # the first step is shown at once; its row is that of all steps up to log.every_steps
+        self.display.show(at, self.window[0] | {'epoch': self.run.epoch(at)})
+      self.shown = True
     if ends:
       self.timed_steps, self.timed_seconds = 0, 0.0
 
   def _row(self, step: int, per_second: float) -> None:
     row = {name: math.fsum(m[name] for m in self.window) / len(self.window) for name in self.window[0]}
     self.window = []
-    row |= {'epoch': step / self.run.steps_per_epoch, f'{self.run.modality.name}_per_second': per_second}
+    row |= {'epoch': self.run.epoch(step), f'{self.run.modality.name}_per_second': per_second}
     self.log.write(step, row)
     self.display.show(step, row, (self.run.total_steps - step) * self.run.config.batch_size / per_second)
 

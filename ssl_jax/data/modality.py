@@ -87,6 +87,7 @@ class _Sentences(Modality):
     'small_crops.number': 0,
     'imbalance.name': 'none',
     'online_probe': 0.0,
+    'data.held_out': 0.0,
     'data.stored_size': 0,
     'data.classes': '',
     'eval.k': [],

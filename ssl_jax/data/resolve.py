@@ -10,6 +10,10 @@ from ssl_jax.registry import require_choice
 
 ON_DEVICE_LIMIT = 4 * 2**30  # bytes of decoded training images that `data.on_device=auto` puts on the device
 
+# What the splits of a folder of images are called.
+TRAIN_FOLDERS = ('train', 'training')
+TEST_FOLDERS = ('val', 'valid', 'validation', 'test', 'testing')
+
 
 def eval_data(config: ConfigDict) -> dict[str, Any]:
   """The section `data` with the changes of `eval.data`: the images that evaluations use."""
@@ -66,13 +70,34 @@ def stored_size(config: ConfigDict) -> int:
   return config.data.stored_size or config.data.image_size
 
 
+def split_names(data: Mapping[str, Any]) -> dict[str, str]:
+  """{'train_split': ..., 'test_split': ...}: the folders that 'auto' stands for in a folder of images.
+
+  These are train and one of val, valid, validation and test, in any case. A folder without them has no split: both are
+  the same, and `data.held_out` divides its images.
+  """
+  given = {key: data[key] for key in ('train_split', 'test_split')}
+  root = pathlib.Path(data['path']).expanduser()
+  if data['source'] != 'folder' or 'auto' not in given.values():
+    return given
+  found = {name.lower(): name for name in (sources.subfolders(root) if data['path'] and root.is_dir() else ())}
+  train = next((found[name] for name in TRAIN_FOLDERS if name in found), '')
+  test = next((found[name] for name in TEST_FOLDERS if name in found), train) if train else ''
+  auto = {'train_split': train, 'test_split': test}
+  return {key: auto[key] if value == 'auto' else value for key, value in given.items()}
+
+
+def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
+  return data.to_dict() if isinstance(data, ConfigDict) else dict(data)
+
+
 def locate(data: Mapping[str, Any]) -> Mapping[str, Any]:
-  """`data` with the source 'imagenet' replaced by what `data.path` holds: a prepared tfds set, or class folders."""
+  """`data` with what `data.path` holds: ImageNet as a prepared tfds set or as class folders, and `split_names`."""
   require_choice('data.source', data['source'], (*sources.LOADERS, 'imagenet', 'text'))
   if data['source'] != 'imagenet':
-    return data
+    return data if 'auto' not in (data['train_split'], data['test_split']) else {**_plain(data), **split_names(data)}
   root = tfds_source.data_dir(data['path'])
-  plain = data.to_dict() if isinstance(data, ConfigDict) else dict(data)
+  plain = _plain(data)
   if (root / 'imagenet2012').is_dir():
     splits = {key: {'val': 'validation'}.get(plain[key], plain[key]) for key in ('train_split', 'test_split')}
     return {**plain, **splits, 'source': 'tfds', 'name': 'imagenet2012'}

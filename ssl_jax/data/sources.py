@@ -11,6 +11,7 @@ ignored, as in ImageNet pipelines.
 
 import copy
 import functools
+import hashlib
 import io
 import itertools
 import os
@@ -18,7 +19,7 @@ import pathlib
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -48,6 +49,7 @@ class Source:
     self.class_names = tuple(class_names)
     self.broken = broken
     self.skipped: set[int] = set()  # positions of broken images found so far (broken='skip')
+    self.origin: Source | None = None  # the files or records that were decoded into this source
 
   def __len__(self) -> int:
     return len(self.items)
@@ -58,6 +60,22 @@ class Source:
 
   def where(self, position: int) -> str:
     """Describes where the image is stored."""
+    raise NotImplementedError
+
+  def name(self, position: int) -> str:
+    """A name of the image that does not depend on where the data lives, for `held_out`."""
+    return str(position)
+
+  def labels_of(self, positions: np.ndarray) -> np.ndarray | None:
+    """The labels of a few images."""
+    return None if self.labels is None else self.labels[positions]
+
+  def class_name(self, label: int) -> str:
+    """The name of a class, or its number if the classes have no names."""
+    return str(self.class_names[label]) if 0 <= label < len(self.class_names) else f'class {label}'
+
+  def identities(self) -> list[Hashable]:
+    """For each image, what only the same stored image has as well."""
     raise NotImplementedError
 
   def first_readable(self, position: int, decode: Callable[[Image.Image], T]) -> tuple[T, int]:
@@ -107,6 +125,7 @@ class Source:
     """The readable images as `Arrays`, with the positions of the skipped ones."""
     kept = Arrays(*self.arrays(image_size), self.class_names)
     kept.skipped = self.skipped
+    kept.origin = None if isinstance(self, Arrays) else self  # pixels can be compared without the larger originals
     return kept
 
   def ready(self, image_size: int) -> bool:
@@ -143,6 +162,9 @@ class Arrays(Source):
   def where(self, position: int) -> str:
     return f'image {position} of the arrays'
 
+  def identities(self) -> list[Hashable]:
+    return [hash(image.tobytes()) for image in self.items]
+
   def ready(self, image_size: int) -> bool:
     return self.items.shape[1:3] == (image_size, image_size)
 
@@ -158,11 +180,32 @@ class Arrays(Source):
 class Folder(Source):
   """Items are paths."""
 
+  def __init__(self, items: np.ndarray, *more: Any, root: str | os.PathLike[str] = '', **named: Any):
+    super().__init__(items, *more, **named)
+    self.root = root  # the folder of the split
+
   def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
     return [functools.partial(_open_file, self.items[k]) for k in positions]
 
   def where(self, position: int) -> str:
     return self.items[position]
+
+  def name(self, position: int) -> str:
+    return pathlib.Path(self.items[position]).relative_to(self.root).as_posix()
+
+  def identities(self) -> list[Hashable]:
+    """Paths without links. Folders are listed instead of resolving each file, of which there may be a million."""
+    links: dict[str, set[str]] = {}
+    real: dict[str, str] = {}
+
+    def resolve(path: str) -> str:
+      folder, name = os.path.split(path)
+      if folder not in links:
+        links[folder] = {entry.name for entry in os.scandir(folder) if entry.is_symlink()}
+        real[folder] = os.path.realpath(folder)
+      return os.path.realpath(path) if name in links[folder] else os.path.join(real[folder], name)
+
+    return [resolve(path) for path in self.items]
 
 
 def _open_file(path: str) -> Image.Image:
@@ -196,10 +239,41 @@ def load(data: Mapping[str, Any], split: str) -> Source:
   require_choice('data.source', data['source'], LOADERS)
   require_choice('data.broken', data['broken'], ('error', 'skip'))
   require_choice('split', split, ('train', 'test'))
+  require_choice('data.source', data['source'], LOADERS)
   if data['classes']:
     require_choice('data.classes', data['classes'], classes.NAMED)
   source = LOADERS[data['source']](data, split)
-  return _restrict(source, data['classes']) if data['classes'] else source
+  source = _restrict(source, data['classes']) if data['classes'] else source
+  share = data.get('held_out', 0.0)
+  if not share or data['train_split'] != data['test_split']:
+    return source
+  test = held_out(source, share)
+  return source.subset(np.flatnonzero(test if split == 'test' else ~test))
+
+
+def held_out(source: Source, share: float) -> np.ndarray:
+  """Which images are held out for testing: `share` of each class, by a hash of their names.  -> bool [N]
+
+  A class of at least two images has at least one on either side. Without labels, all images are one class. Where the
+  data lives, the order of the files and the seed of the run have no influence.
+  """
+  hashes = [hashlib.blake2b(source.name(k).encode(), digest_size=8).digest() for k in range(len(source))]
+  labels = np.zeros(len(source), np.int32) if source.labels is None else source.labels
+  chosen = np.zeros(len(source), bool)
+  for label in np.unique(labels):
+    members = sorted(np.flatnonzero(labels == label), key=lambda k: hashes[k])
+    count = min(max(round(share * len(members)), 1), len(members) - 1)
+    chosen[members[:count]] = True
+  return chosen
+
+
+def shared(train: Source, test: Source) -> int:
+  """The number of test images that are training images as well: the same files, the same records or equal pixels."""
+  train, test = train.origin or train, test.origin or test
+  if type(train) is not type(test):
+    return 0
+  known = set(train.identities())
+  return sum(image in known for image in test.identities())
 
 
 def _restrict(source: Source, name: str) -> Source:
@@ -296,7 +370,7 @@ def _folder(data: Mapping[str, Any], split: str) -> Folder:
       f'{root} has neither class folders, as in {root}/<class>/*.JPEG, nor images: check data.path and {key}'
     )
   if flat:
-    return Folder(np.array(flat, object), broken=data['broken'])
+    return Folder(np.array(flat, object), broken=data['broken'], root=root)
   paths = [_images_in(root / name) for name in names]
   for name, found in zip(names, paths, strict=True):
     if not found:
@@ -305,7 +379,7 @@ def _folder(data: Mapping[str, Any], split: str) -> Folder:
   other = path / data['test_split' if split == 'train' else 'train_split']
   class_names = sorted({*names, *(subfolders(other) if other.is_dir() else ())})
   labels = np.repeat([class_names.index(name) for name in names], [len(found) for found in paths]).astype(np.int32)
-  return Folder(np.array([*itertools.chain(*paths)], object), labels, class_names, data['broken'])
+  return Folder(np.array([*itertools.chain(*paths)], object), labels, class_names, data['broken'], root=root)
 
 
 def subfolders(root: str | os.PathLike[str]) -> list[str]:

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax.data import sources
 from ssl_jax.evals import check, from_features, settings
-from ssl_jax.evals.image_evaluator import ImageEvaluator, require_k
+from ssl_jax.evals.image_evaluator import ImageEvaluator, chosen_k
 from ssl_jax.evals.sentence_evaluator import SentenceEvaluator
 from ssl_jax.run import builder
 from ssl_jax.run.state import State
@@ -95,9 +95,9 @@ def evaluate_features(path: str, workdir: str, choices: Mapping) -> dict:
   train_name, test_name = 'eval.file: train_features', 'eval.file: test_features'
   check.same_width(test_name, check.features(test_name, test), train_name, check.features(train_name, train))
   workdir = files.writable(workdir)
-  require_k(choices['k'], len(train), 'features')
   spaces = {choices['features']: from_features.Space(train, test)}
   labels = from_features.Labels(train_labels, test_labels)
+  choices = {**choices, 'k': chosen_k(choices, train_labels, 'features')}
   numbers, arrays = from_features.evaluate_features(spaces, labels, choices)
   results = {'file': file.name, **numbers}
   metric_log.write_evaluation(workdir, results, arrays, file.name)

@@ -20,7 +20,7 @@ from ssl_jax.data import pipeline
 from ssl_jax.data.resolve import fits, stored_size
 from ssl_jax.data.views import host_batches, image_views
 from ssl_jax.evals import check, features, linear
-from ssl_jax.evals.scoring import classes_before, mean_and_spread
+from ssl_jax.evals.scoring import classes_before, mean_and_spread, percent
 from ssl_jax.registry import require_choice
 from ssl_jax.run.builder import Run
 from ssl_jax.run.devices import AXIS
@@ -166,7 +166,7 @@ def finetune(
   test_labels = check.labels('test labels', run.eval_test.labels, len(run.eval_test))
   check.seen('test labels', test_labels, 'training labels', train_labels)
   found = [_one_seed(run, state, train_labels, labels, protocol, extracted, int(seed)) for seed in seeds]
-  top1, top5 = ([100 * float(before.mean()) for before in hits] for hits in zip(*found, strict=True))
+  top1, top5 = ([percent(before) for before in hits] for hits in zip(*found, strict=True))
   mean, std = mean_and_spread(top1)
   images = len(chosen_labels(train_labels, labels, int(seeds[0])))
   settings = {'labels': labels, 'frozen': extracted is not None, 'seeds': [int(seed) for seed in seeds]}

@@ -62,7 +62,7 @@ def accuracies(space: Space, labels: Labels, settings: Mapping) -> tuple[dict, d
     for k, scores in knn.classify(space.train, labels.train, space.test, **votes).items():
       for top in topk:
         hit = knn.hits(scores, labels.test, top)
-        numbers[f'knn{k}' + (f'_top{top}' if top > 1 else '')] = 100 * float(hit.mean())
+        numbers[f'knn{k}' + (f'_top{top}' if top > 1 else '')] = scoring.percent(hit)
       predictions[f'knn{k}'] = scores.argmax(axis=1)
   if name := settings['linear']:
     found = linear.evaluate(name, space.train, labels.train, space.test, labels.test, seeds=settings['seeds'])

@@ -3,16 +3,16 @@
 import functools
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 
 from ssl_jax.config import flatten, relevant
-from ssl_jax.data import sources
+from ssl_jax.data import resolve, sources
 from ssl_jax.data.resolve import stored_size
 from ssl_jax.data.views import image_views
-from ssl_jax.evals import check, features, finetune, from_features, knn, metrics
+from ssl_jax.evals import check, features, finetune, from_features, knn, metrics, scoring
 from ssl_jax.run import online_probe
 from ssl_jax.run.builder import Run
 from ssl_jax.run.state import State
@@ -29,13 +29,13 @@ class ImageEvaluator:
   def __init__(self, run: Run):
     self.run, self.sources = run, {'train': run.eval_train, 'test': run.eval_test}
     labels: dict[str, np.ndarray] = {}
-    names = {}
+    self.splits = resolve.split_names(run.eval_data)
+    names = {split: f'data.{split}_split = {self.splits[f"{split}_split"]!r}' for split in self.sources}
     for split, source in self.sources.items():
-      names[split] = f'data.{split}_split = {run.eval_data[f"{split}_split"]!r}'
       if source.labels is None:
         raise ValueError(
           f'{names[split]} of data.name = {run.eval_data["name"]!r} has no labels, and kNN needs them: name a labelled '
-          f'split with --config.eval.data.{split}_split, or train without kNN with --config.eval.k=()'
+          f'split with --config.eval.data.{split}_split, or train without kNN with --config.eval.k=() in quotes'
         )
       labels[split] = check.labels(names[split], source.labels, len(source))
     missing, imbalance = np.setdiff1d(labels['test'], labels['train']), run.config.imbalance.name
@@ -45,7 +45,8 @@ class ImageEvaluator:
         'evaluate with all training images with --config.eval.train_images=all'
       )
     check.seen(names['test'], labels['test'], 'the training images', labels['train'])
-    require_k(run.config.eval.k, len(run.eval_train), 'images')
+    _require_apart(run.eval_train, run.eval_test, names)
+    self.k = chosen_k(run.config.eval, labels['train'], 'images')
     if run.config.eval.finetune:  # an error now, not after hours of training
       try:
         finetune.chosen_labels(labels['train'], finetune.parse(run.config.eval.finetune)[1], 0)
@@ -75,7 +76,7 @@ class ImageEvaluator:
     if self.run.online_probe and not choice.data.name:  # it predicts the classes that it was trained on
       weights = unreplicate(state.extra['probe']['weights'])
       predicted = np.asarray(online_probe.scores(weights, spaces['backbone'].test)).argmax(axis=1)
-      found['online_probe'] = 100 * float(np.mean(predicted == labels.test))
+      found['online_probe'] = scoring.percent(predicted == labels.test)
     if choice.measures:
       temperature = self._temperature(*unreplicate((state.step, state.params.get('temperature', {}))))
       measured = from_features.measures_of(spaces, labels, temperature)
@@ -102,9 +103,9 @@ class ImageEvaluator:
     say = _stages()
     say('features')
     spaces, labels = self.all_features(state, workdir / 'features')
-    say(', '.join(filter(None, ['kNN' * bool(choice.k), choice.linear and f'linear ({choice.linear})', 'measures'])))
+    say(', '.join(filter(None, ['kNN' * bool(self.k), choice.linear and f'linear ({choice.linear})', 'measures'])))
     temperature = self._temperature(state.step, state.params.get('temperature', {}))
-    numbers, arrays = from_features.evaluate_features(spaces, labels, choice, temperature=temperature)
+    numbers, arrays = from_features.evaluate_features(spaces, labels, {**choice, 'k': self.k}, temperature=temperature)
     self.latest = spaces[choice.features].train, spaces[choice.features].test, labels.test
     arrays |= self.neighbours()
     if choice.finetune:
@@ -112,8 +113,8 @@ class ImageEvaluator:
       numbers |= finetune.evaluate(run, state, spaces['backbone'].train)
     results = {
       'step': int(state.step),
-      'epoch': int(state.step) / run.steps_per_epoch,
-      'data': {key: run.eval_data[key] for key in ('name', 'train_split', 'test_split')},
+      'epoch': run.epoch(int(state.step)),
+      'data': {'name': run.eval_data['name'], **self.splits},
       'settings': relevant(run.config.eval, 'eval.'),
       **numbers,
     }
@@ -220,16 +221,38 @@ class ImageEvaluator:
 
   def _accuracy(self, bank, bank_labels, queries, labels) -> dict[str, float]:
     choice = self.run.config.eval
-    if not choice.k:
+    if not self.k:
       return {}
-    votes = dict(k=choice.k, vote=choice.vote, temperature=choice.temperature)
+    votes = dict(k=self.k, vote=choice.vote, temperature=choice.temperature)
     return knn.accuracy(bank, bank_labels, queries, labels, topk=(1,), **votes)
 
 
-def require_k(k: Sequence[int], count: int, what: str) -> None:
-  """Raises if `eval.k` has more neighbours than there are training examples."""
-  if max(k, default=0) > count:
-    raise ValueError(f'eval.k = {k} must not exceed the {count} training {what}')
+def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[str, str]) -> None:
+  """Raises if test images are training images: each would be its own nearest neighbour.
+
+  Different files or records with equal pixels are not looked for. Of arrays only the pixels are known, and real sets
+  have a few duplicates, so arrays are refused if most of the test images are duplicates.
+  """
+  count = sources.shared(train, test)
+  if count > (len(test) / 2 if isinstance(test.origin or test, sources.Arrays) else 0):
+    raise ValueError(
+      f'{names["test"]}: {count:,} of its {len(test):,} images are also in {names["train"]}, each its own nearest '
+      'neighbour: give splits without common images, or the same split twice and data.held_out=0.1'
+    )
+
+
+def chosen_k(choices: Mapping, labels: np.ndarray, what: str) -> tuple[int, ...]:
+  """The numbers of neighbours, `eval.k`, limited to the size of the smallest class if `eval.cap_k`.
+
+  Raises if there are more neighbours than training examples.
+  """
+  k = tuple(choices['k'])
+  if choices['cap_k']:
+    smallest = int(np.unique(labels, return_counts=True)[1].min())
+    k = tuple(dict.fromkeys(min(number, smallest) for number in k))
+  if max(k, default=0) > len(labels):
+    raise ValueError(f'eval.k = {k} must not exceed the {len(labels)} training {what}')
+  return k
 
 
 def _stages() -> Callable[[str], None]:

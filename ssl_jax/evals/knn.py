@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 
 from ssl_jax.arrays import normalize
 from ssl_jax.evals import check, row_blocks
-from ssl_jax.evals.scoring import classes_before
+from ssl_jax.evals.scoring import classes_before, percent
 from ssl_jax.registry import require_choice, require_positive
 
 # Float32 rounding leaves about this squared distance between equal unit vectors; smaller distances are raised to it.
@@ -161,7 +161,7 @@ def accuracy(
   check.seen('query_labels', labels, 'bank_labels', bank_labels)
   scores = classify(bank_features, bank_labels, query_features, k=k, vote=vote, temperature=temperature)
   return {
-    f'knn{number}' + (f'_top{top}' if top > 1 else ''): 100 * float(hits(score, labels, top).mean())
+    f'knn{number}' + (f'_top{top}' if top > 1 else ''): percent(hits(score, labels, top))
     for number, score in scores.items()
     for top in topk
   }

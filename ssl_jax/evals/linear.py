@@ -17,7 +17,7 @@ import scipy.linalg
 from jax.typing import ArrayLike
 
 from ssl_jax.evals import check
-from ssl_jax.evals.scoring import classes_before, mean_and_spread
+from ssl_jax.evals.scoring import classes_before, mean_and_spread, percent
 from ssl_jax.registry import require, require_choice, require_positive
 from ssl_jax.run.optimizers import for_strict_promotion
 
@@ -190,9 +190,9 @@ def settings_of(report: Mapping) -> dict:
 
 def _result(report, params, test_x, test_y) -> Result:
   predictions, before = (np.asarray(x) for x in _predict(params, test_x, jnp.asarray(test_y)))
-  top1 = [100 * float(row.mean()) for row in before < 1]
+  top1 = [percent(row) for row in before < 1]
   mean, std = mean_and_spread(top1)
-  top5 = 100 * float((before < 5).mean())
+  top5 = percent(before < 5)
   return Result({**report, 'top1': mean, 'top1_std': std, 'top1_seeds': top1, 'top5': top5}, predictions)
 
 

@@ -12,6 +12,16 @@ from ssl_jax.evals import check
 Array = TypeVar('Array', np.ndarray, jax.Array)
 
 
+def percent(correct: ArrayLike) -> float:
+  """The share of True in percent. The sum is divided last: 100 times a mean of 0.28 is 28.000000000000004.
+
+  >>> percent([True] * 7 + [False] * 18)
+  28.0
+  """
+  correct = np.asarray(correct, bool)
+  return 100 * int(correct.sum()) / correct.size
+
+
 def classes_before(scores: Array, labels: Array) -> Array:
   """The number of classes ranked before each example's own, ties to the lower class.  [n, c], [n] -> [n]
 

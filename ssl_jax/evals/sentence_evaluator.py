@@ -54,12 +54,12 @@ class SentenceEvaluator:
     layer = self.run.config.eval.features
     results = {
       'step': int(state.step),
-      'epoch': int(state.step) / self.run.steps_per_epoch,
+      'epoch': self.run.epoch(int(state.step)),
       'data': {'name': self.run.config.data.name, 'pairs': {name: len(p.score) for name, p in self.pairs.items()}},
       'settings': relevant(self.run.config.eval, 'eval.'),
       'features': layer,
       **self._correlations(found[layer]),
-      'images': {'train': len(self.run.train), 'test': len(self._position)},  # of sentences; reports read this key
+      'sentences': {'train': len(self.run.train), 'test': len(self._position)},
       'measures': {layer: self._measures(x) for layer, x in found.items()} if MEASURED in self.pairs else {},
     }
     metric_log.write_evaluation(workdir, results, {}, f'step {results["step"]}')

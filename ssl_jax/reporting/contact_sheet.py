@@ -2,20 +2,23 @@
 
 import os
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 from jax.typing import ArrayLike
-from PIL import Image
+from PIL import Image, ImageDraw
 
 GAP = 2  # white pixels around each image
 READABLE = 96  # pixels per side to which small images are enlarged, approximately
 
 
-def draw(rows: ArrayLike, path: str | os.PathLike, scale: int | None = None) -> pathlib.Path:
+def draw(
+  rows: ArrayLike, path: str | os.PathLike, scale: int | None = None, labels: Sequence[str] = ()
+) -> pathlib.Path:
   """Writes images [rows, columns, H, W, C] to a PNG file and returns its path.
 
   C is 1 or 3. Images are uint8, or floats that are clipped to [0, 1]. Each pixel becomes `scale` x `scale`; by default,
-  small images are enlarged to about 96 pixels.
+  small images are enlarged to about 96 pixels. `labels` stand left of the rows.
   """
   images = np.asarray(rows)
   if images.ndim != 5 or images.shape[-1] not in (1, 3) or 0 in images.shape:
@@ -29,8 +32,21 @@ def draw(rows: ArrayLike, path: str | os.PathLike, scale: int | None = None) -> 
   grid = np.concatenate(np.concatenate(images, axis=1), axis=1)
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
-  Image.fromarray(np.broadcast_to(grid, (*grid.shape[:2], 3))).save(path, format='PNG')
+  sheet = Image.fromarray(np.broadcast_to(grid, (*grid.shape[:2], 3)))
+  (_labeled(sheet, labels) if labels else sheet).save(path, format='PNG')
   return path
+
+
+def _labeled(sheet: Image.Image, labels: Sequence[str]) -> Image.Image:
+  """The sheet with a strip on its left that names each row."""
+  measure = ImageDraw.Draw(sheet)
+  width = round(max(measure.multiline_textbbox((0, 0), label)[2] for label in labels)) + 4 * GAP
+  wider = Image.new('RGB', (width + sheet.width, sheet.height), 'white')
+  wider.paste(sheet, (width, 0))
+  text = ImageDraw.Draw(wider)
+  for row, label in enumerate(labels):
+    text.multiline_text((2 * GAP, row * sheet.height / len(labels) + 2 * GAP), label, fill='black')
+  return wider
 
 
 def enlarge(images: ArrayLike, size: int) -> np.ndarray:

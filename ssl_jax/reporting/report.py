@@ -151,7 +151,7 @@ def _headline(run: FinishedRun) -> list[Section]:
     for space in spaces:
       if space == run.evaluation['features'] and key in spaces[space]:
         numbers.append((MEASURES[key][0], _number(space, key, spaces)))
-  images = run.evaluation.get('images', {})
+  images = metric_log.examples(run.evaluation) or {}
   what = 'sentences' if run.config.get('data', {}).get('source') == 'text' else 'images'
   numbers += [
     (f'{name} {what}', Number(f'images.{name}', images[name], ',d')) for name in ('train', 'test') if name in images

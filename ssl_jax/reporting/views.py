@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from ssl_jax.data import sources
 from ssl_jax.data.modality import modality_of
 from ssl_jax.data.resolve import stored_size
 from ssl_jax.data.views import image_views
@@ -18,7 +19,7 @@ from ssl_jax.workdir import files
 
 
 def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4) -> pathlib.Path:
-  """Writes views.png: one row per training image, with the image first, then `draws` draws of all its views.
+  """Writes views.png: one row per training image, with its position and class, the image, and `draws` of all its views.
 
   Small crops are enlarged to the size of the others.
   """
@@ -29,7 +30,7 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
   folder = files.writable(workdir)
   images = min(images, len(run.train))
   chosen = np.arange(images) * (len(run.train) // images)
-  originals, _ = features.squares(run.train, chosen, config.data.image_size)
+  originals, found = features.squares(run.train, chosen, config.data.image_size)
   stored, _ = features.squares(run.train, chosen, stored_size(config))
   columns, to_pixels = [originals], run.views.to_pixels
   assert to_pixels is not None
@@ -37,6 +38,13 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
     keys = example_keys(config.seed, jnp.int32(draw), jnp.arange(images))
     views = jax.jit(lambda keys: make_views(augments, keys, jnp.asarray(stored)))(keys)
     columns += [contact_sheet.enlarge(to_pixels(view), config.data.image_size) for view in views]
-  path = contact_sheet.draw(np.stack(columns, axis=1), folder / 'views.png')
+  path = contact_sheet.draw(np.stack(columns, axis=1), folder / 'views.png', labels=_labels(run.train, found))
   print(f'{images} images and {draws} draws of {len(augments)} views each: {path}')
   return path
+
+
+def _labels(source: sources.Source, positions: np.ndarray) -> list[str]:
+  """The position and, if it is known, the class of each image, in two lines."""
+  classes = source.labels_of(positions)
+  names = [''] * len(positions) if classes is None else [source.class_name(label) for label in classes]
+  return [f'image {position}\n{name}' for position, name in zip(positions, names, strict=True)]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -59,6 +59,10 @@ class Run:
       return self.train
     return resolve.placed(self.config, resolve.open_split(self.config, 'train', self.eval_data))[0]
 
+  def epoch(self, step: int) -> float:
+    """How many epochs have passed after a step, to four digits."""
+    return round(step / self.steps_per_epoch, 4)
+
   @property
   def identity(self) -> dict[str, Any]:
     """What a checkpoint belongs to: the config, the number of training examples, and what the modality adds."""
@@ -90,6 +94,32 @@ class Run:
     config = self.config
     settings = dict(small=config.small_crops.number, start_step=start_step, total_steps=self.total_steps)
     return host_batches(config, self.train, config.seed, config.batch_size, views=config.views, **settings)
+
+
+def shorten_warmup(config: ConfigDict, changed: Collection[str], planned: ConfigDict) -> str:
+  """Shortens the warm-up in proportion if the command line made the run shorter than it; says so in one line.
+
+  Args:
+    config: the config of the command, which is changed.
+    changed: the keys that the command line sets. Where the warm-up is one of them, it stays.
+    planned: the config without these changes.
+  """
+  optimizer = config.optimizer
+  if not {'steps', 'epochs'} & set(changed) or 'optimizer.warmup_epochs' in changed or not optimizer.warmup_epochs:
+    return ''
+  if not config.steps and config.epochs > optimizer.warmup_epochs:
+    return ''
+  per_epoch = max(len(modality_of(config).open(config)) // config.batch_size, 1)
+  total, whole = (chosen.steps or chosen.epochs * per_epoch for chosen in (config, planned))
+  old, warmup = optimizer.warmup_epochs, round(optimizer.warmup_epochs * per_epoch)
+  if not total <= warmup < whole:
+    return ''
+  steps = min(max(round(warmup * total / whole), 1), total - 1)
+  optimizer.warmup_epochs = round(steps / per_epoch, 6)
+  return (
+    f'optimizer.warmup_epochs = {old:g} is {warmup} steps, and the run has {total}: shortened in proportion to '
+    f'{optimizer.warmup_epochs:g} (steps: {steps})'
+  )
 
 
 def build(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -> Run:

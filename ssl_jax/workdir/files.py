@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from ssl_jax.config import HARMLESS, difference
+from ssl_jax.config import HARMLESS, difference, split_options
 
 try:
   import fcntl
@@ -22,18 +22,18 @@ LONGEST_NAME = 80  # characters of a default workdir's name
 FOUND = ('images', 'words')  # keys of an identity's `data` that no config has: known once the data is loaded
 
 
-def default(config_file: str, overrides: Sequence[str] = ()) -> pathlib.Path:
+def default(config_file: str, overrides: Sequence[str] = (), name_of_set: str = '') -> pathlib.Path:
   """The workdir of a command without --workdir: runs/NAME, from the config file, its options and the flags.
 
-  Keys that do not change what a run computes are left out, so that every mode finds the same workdir.
+  Keys that do not change what a run computes are left out, so that every mode finds the same workdir. For a set that is
+  named after its folder, give its name.
 
   >>> str(default('configs/cifar10.py:dystress,seed=1', ['log.every_steps=5', 'ema=0.9']))
   'runs/cifar10_dystress_seed=1_ema=0.9'
   """
   file, _, options = config_file.partition(':')
-  options = re.split(r',(?![^(\[{]*[)\]}])', options)  # not at a comma inside brackets
   harmless = lambda text: any(re.match(rf'{re.escape(key)}[.=]', text) for key in HARMLESS)
-  parts = [part for part in (*options, *sorted(overrides)) if part and not harmless(part)]
+  parts = [part for part in (name_of_set, *split_options(options), *sorted(overrides)) if part and not harmless(part)]
   full = '_'.join([pathlib.Path(file).stem, *parts])
   name = re.sub(r'[^\w.=+-]+', '-', full, flags=re.ASCII)
   if len(name) > LONGEST_NAME:

@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -33,6 +34,15 @@ def rename(row: Mapping) -> dict:
   {'step': 1, 'temperature': 0.2}
   """
   return {RENAMED.get(name, name): value for name, value in row.items()}
+
+
+def examples(results: Mapping) -> Any:
+  """The numbers of images or sentences in evaluation.json or summary.json; older runs counted sentences as images.
+
+  >>> examples({'knn200': 71.3, 'images': 5000})
+  5000
+  """
+  return results.get('sentences', results.get('images'))
 
 
 def read(workdir: pathlib.Path) -> list[dict]:

@@ -50,8 +50,9 @@ class Plain:
     except BrokenPipeError:  # the reader is gone, which is not a reason to stop training
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-  def show(self, step: int, row: Mapping[str, float], seconds_left: float) -> None:
-    self.say(f'step {step}/{self.total}  {_numbers(row)}  ETA {seconds_left:.0f} s')
+  def show(self, step: int, row: Mapping[str, float], seconds_left: float | None = None) -> None:
+    left = '' if seconds_left is None else f'  ETA {seconds_left:.0f} s'
+    self.say(f'step {step}/{self.total}  {_numbers(row)}{left}')
 
   def close(self) -> None:
     pass
@@ -84,7 +85,7 @@ class Live(Plain):
   def say(self, text: str) -> None:
     self.bar.console.print(text, highlight=False, markup=False)
 
-  def show(self, step: int, row: Mapping[str, float], seconds_left: float) -> None:
+  def show(self, step: int, row: Mapping[str, float], seconds_left: float | None = None) -> None:
     row = {name: value for name, value in row.items() if not (self.narrow and name in ('epoch', 'learning_rate'))}
     self.bar.update(self.task, completed=step, description=f'step {step}/{self.total}', numbers=_numbers(row))
 

@@ -217,8 +217,11 @@ def test_the_contact_sheet_has_every_view_of_an_image(tmp_path):
   path = views.draw_views(chosen, tmp_path / 'views', images=3, draws=2)
   side = 12 * 8 + 2 * contact_sheet.GAP  # images of 12 pixels are enlarged eight times
   with Image.open(path) as sheet:
-    assert sheet.size == ((1 + 2 * 3) * side, 3 * side)
-    tiles = np.asarray(sheet).reshape(3, side, 7, side, 3).swapaxes(1, 2)
+    strip = sheet.width - (1 + 2 * 3) * side  # with the position and the class of each image
+    assert 0 < strip < side and sheet.height == 3 * side
+    labels, pixels = np.split(np.asarray(sheet), [strip], axis=1)
+    tiles = pixels.reshape(3, side, 7, side, 3).swapaxes(1, 2)
+  assert all((row < 128).any() for row in np.split(labels, 3))
   small, large = tiles[:, 3], tiles[:, 1]
   blocks = lambda tile: tile[2:-2, 2:-2].reshape(6, 16, 6, 16, 3)
   assert all((blocks(tile) == blocks(tile)[:, :1, :, :1]).all() for tile in small)  # 6 pixels, enlarged

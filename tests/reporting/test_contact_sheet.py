@@ -27,6 +27,19 @@ def test_floats_are_clipped_and_grey_is_grey(tmp_path):
   np.testing.assert_array_equal(sheet[..., 1:], sheet[..., :1].repeat(2, axis=-1))
 
 
+def test_labels_are_left_of_their_rows(tmp_path):
+  rows = np.full((3, 2, 40, 40, 3), 200, np.uint8)
+  plain = np.asarray(Image.open(contact_sheet.draw(rows, tmp_path / 'plain.png', scale=1)))
+  path = contact_sheet.draw(
+    rows, tmp_path / 'labels.png', scale=1, labels=['image 0\ncat', '', 'image 80\na long name']
+  )
+  sheet = np.asarray(Image.open(path))
+  strip, images = np.split(sheet, [sheet.shape[1] - plain.shape[1]], axis=1)
+  np.testing.assert_array_equal(images, plain)
+  ink = [(row < 128).any() for row in np.split(strip, 3)]
+  assert ink == [True, False, True]
+
+
 @pytest.mark.parametrize('side, expected', [(32, 96), (96, 96), (224, 224)])
 def test_small_images_are_enlarged(tmp_path, side, expected):
   path = contact_sheet.draw(np.zeros((1, 1, side, side, 3)), tmp_path / 'views.png')
