@@ -319,13 +319,15 @@ def _stop_requests() -> Iterator[threading.Event]:
 
 
 def _machine(run: Run) -> dict:
-  """The device, the version of jax, and the peak memory of one device."""
+  """The device and the peak memory of one, the version of jax, the commit of this code, and the date."""
   device = run.devices.local[0]
   peak = (device.memory_stats() or {}).get('peak_bytes_in_use')  # unknown on a CPU
   return {
     'device': f'{len(run.devices.devices)} x {device.device_kind}',
     'jax': jax.__version__,
     'peak_memory_gib': peak and round(peak / 2**30, 2),
+    'commit': metric_log.commit(),
+    'date': time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime()),
   }
 
 

@@ -18,7 +18,8 @@ from configs import base
 from ssl_jax import train
 from ssl_jax.config import restore
 from ssl_jax.evals import evaluate
-from ssl_jax.reporting import figures, report
+from ssl_jax.reporting import charts, figures, report
+from ssl_jax.workdir import metric_log
 from tests.helpers import needs_browser, tiny
 
 CHROMIUM = shutil.which('chromium')
@@ -115,10 +116,18 @@ def test_the_markdown_has_the_same_numbers(runs):
     assert (runs / 'seed0' / link).stat().st_size > 500
 
 
+def without_scripts(text):
+  """A page without the library of its charts, and the number of scripts."""
+  return re.subn(
+    r'<script( type="application/json" id="charts")?>.*?</script>', r'<script\1></script>', text, flags=re.DOTALL
+  )
+
+
 def test_the_page_is_self_contained(runs):
-  text = (runs / 'seed0' / 'report.html').read_text()
+  text, scripts = without_scripts((runs / 'seed0' / 'report.html').read_text())
   assert '://' not in text
-  assert '<script' not in text
+  assert scripts == text.count('<script') == 3, 'the library, the curves, and what draws them, all in the page'
+  assert "default-src 'none'" in text, 'a browser refuses to load anything'
   for reference in re.findall(r'(?:src|href)="([^"]*)"', text):
     assert reference.startswith(('data:', '#'))
   ids = re.findall(r'\bid="([^"]*)"', text)
@@ -135,7 +144,8 @@ def test_the_same_files_give_the_same_page(runs):
 
 
 EXPECTED = ['loss', 'learning_rate', 'temperature', 'positive_similarity', 'accuracy', 'similarities', 'penalties']
-EXPECTED += ['separation', 'uniformity_tolerance', 'map', 'neighbours', 'classes']
+CHARTS = EXPECTED[:5]
+EXPECTED += ['separation', 'uniformity_tolerance', 'map', 'neighbours', 'classes', 'confusion']
 
 
 def test_every_figure_is_on_the_page_and_a_file(runs):
@@ -147,41 +157,80 @@ def test_every_figure_is_on_the_page_and_a_file(runs):
 
 
 # A window of Chromium is at least 500 pixels wide; a frame in it is as narrow as a phone.
-FRAME = """<!DOCTYPE html><body style="margin:0"><iframe style="border:0" width="{width}" height="900" srcdoc="{page}">
-</iframe><script>onload = () => {{
-  const page = frames[0].document;
-  document.title = JSON.stringify({{
+FRAME = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0">
+<iframe style="border:0" width="{width}" height="900" srcdoc="{page}"></iframe><script>
+const canvases = root => [...root.querySelectorAll('*')].flatMap(
+  x => [...x.tagName == 'CANVAS' ? [x] : [], ...x.shadowRoot ? canvases(x.shadowRoot) : []]);
+const soon = () => new Promise(done => setTimeout(done, 200));  // curves are linked asynchronously
+const look = async () => {{
+  const page = frames[0].document, charts = [...page.querySelectorAll('.chart')];
+  if (charts.some(chart => !canvases(chart).some(canvas => canvas.width > 50))) return setTimeout(look, 50);
+  const found = {{
     width: page.documentElement.scrollWidth,
+    charts: charts.map(chart => chart.id.replace('chart-', '')),
     figures: [...page.querySelectorAll('figure')].map(figure => {{
-      const box = figure.querySelector('svg, img').getBoundingClientRect();
+      const box = figure.querySelector('svg, img, .chart').getBoundingClientRect();
       return [figure.id, box.width, box.height];
     }})
-  }});
-}};</script>"""
+  }};
+  // Hides the first curve of the first chart, as its legend does, and looks which renderers are hidden.
+  const plots = frames[0].Bokeh.documents[0].roots();
+  const first = plots[0].renderers[0];
+  first.visible = false;
+  await soon();
+  found.hidden = plots.map(plot => plot.renderers.filter(x => !x.visible).map(x => x.name));
+  first.visible = true;
+  await soon();
+  found.shown = plots.every(plot => plot.renderers.every(x => x.visible));
+  plots[0].x_range.end /= 2;
+  found.zoomed = plots.every(plot => plot.x_range.end == plots[0].x_range.end);
+  document.title = JSON.stringify(found);
+}};
+onload = look;</script>"""
 
 
 def chromium(page: pathlib.Path, *flags):
   """(stdout, lines of the console) of a page opened in headless Chromium."""
-  command = [CHROMIUM, *FLAGS, f'--user-data-dir={page.parent / "profile"}', *flags, page.as_uri()]
-  done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+  flags = (f'--user-data-dir={page.parent / "profile"}', '--virtual-time-budget=20000', *flags)
+  done = subprocess.run(
+    [CHROMIUM, *FLAGS, *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+  )
   return done.stdout, [line for line in done.stderr.splitlines() if 'CONSOLE' in line]
+
+
+def displayed(page, width, folder):
+  """What a browser finds on a page of some width, without a console message. Leaves frame.html in the folder."""
+  frame = folder / 'frame.html'
+  frame.write_text(FRAME.format(width=width, page=html.escape(page.read_text())))
+  dom, console = chromium(frame, '--dump-dom')
+  assert console == []
+  found = json.loads(html.unescape(re.search(r'<title>(.*?)</title>', dom)[1]))
+  assert found['width'] == width, 'nothing is wider than the screen'
+  assert found['zoomed'] and found['shown']
+  assert all(min(w, h) > 50 for _, w, h in found['figures'])
+  assert all(w > 300 for name, w, _ in found['figures'] if name in found['charts']), 'charts can be read'
+  return found
 
 
 @needs_browser
 @pytest.mark.parametrize('width', [400, 1280])
 def test_a_browser_displays_the_page_without_an_error(runs, width, tmp_path):
-  page = tmp_path / 'frame.html'
-  page.write_text(FRAME.format(width=width, page=html.escape((runs / 'seed0' / 'report.html').read_text())))
-  dom, console = chromium(page, '--dump-dom')
-  assert console == []
-  found = json.loads(re.search(r'<title>(.*?)</title>', dom)[1])
-  assert found['width'] == width, 'nothing is wider than the screen'
+  found = displayed(runs / 'seed0' / 'report.html', width, tmp_path)
   assert [name for name, _, _ in found['figures']] == EXPECTED
-  assert all(min(w, h) > 50 for _, w, h in found['figures'])
-  chromium(page, f'--screenshot={tmp_path / "shot.png"}')
+  assert found['charts'] == CHARTS
+  chromium(tmp_path / 'frame.html', f'--screenshot={tmp_path / "shot.png"}')
   pixels = np.asarray(Image.open(tmp_path / 'shot.png').convert('RGB')).reshape(-1, 3)
   blue = [int(figures.COLOURS[0][i : i + 2], 16) for i in (1, 3, 5)]
   assert (np.abs(pixels.astype(int) - np.array(blue)[None]).max(axis=1) < 8).sum() > 100, 'the first curve is drawn'
+
+
+@needs_browser
+@pytest.mark.parametrize('width', [400, 1280])
+def test_a_browser_compares_runs_that_can_be_switched_off(runs, width, tmp_path):
+  other = changed(runs / 'seed1', tmp_path / 'other', tau_min=0.3)
+  found = displayed(report.compare([runs / 'seed0', other], tmp_path / 'out'), width, tmp_path)
+  assert found['charts'] == ['knn1_epochs', 'knn5_epochs', 'losses']
+  assert found['hidden'] == [['tau_min = 0.2 (seed0)']] * 3, 'a run that is hidden in one chart is hidden in all'
 
 
 @needs_browser
@@ -204,16 +253,30 @@ def test_compare_shows_mean_and_spread_over_seeds(runs, tmp_path):
   assert '2 runs of 1 config.' in page.read_text()
 
 
-def test_compare_names_the_keys_that_differ(runs, tmp_path):
-  other = tmp_path / 'other'
-  shutil.copytree(runs / 'seed1', other)
+def changed(run, other, k=None, **temperature):
+  """A copy of a run with another temperature, and with results for other k."""
+  shutil.copytree(run, other)
   config = json.loads((other / 'config.json').read_text())
-  config['temperature']['tau_min'] = 0.3
+  config['temperature'] |= temperature
+  evaluation = json.loads((other / 'evaluation.json').read_text())
+  if k:
+    config['eval']['k'] = evaluation['settings']['eval.k'] = [k, 5]
+    evaluation[f'knn{k}'] = evaluation.pop('knn1')
+    rows = (other / 'metrics.jsonl').read_text()
+    (other / 'metrics.jsonl').write_text(rows.replace('"knn1"', f'"knn{k}"'))
+  (other / 'evaluation.json').write_text(json.dumps(evaluation))
   (other / 'config.json').write_text(json.dumps(config))
+  return other
+
+
+def test_compare_names_folders_and_the_keys_that_differ(runs, tmp_path):
+  other = changed(runs / 'seed1', tmp_path / 'other', tau_min=0.3)
   page = report.compare([runs / 'seed0', other], tmp_path / 'out')
   text = (tmp_path / 'out' / 'compare.md').read_text()
-  assert re.search(r'\| A \| 0 \|.*\| temperature.tau_min = 0.2 \|', text)
-  assert re.search(r'\| B \| 1 \|.*\| temperature.tau_min = 0.3 \|', text)
+  assert '| tau_min = 0.2 (seed0) | 0 |' in text
+  assert '| tau_min = 0.3 (other) | 1 |' in text
+  assert '| temperature.tau_min | 0.2 | 0.3 |' in text
+  assert 'tau_min = 0.3 (other)' in (tmp_path / 'out' / 'figures' / 'losses.svg').read_text()
   assert '±' not in ''.join(shown for _, _, shown in Numbers(page.read_text()).found), 'one seed has no spread'
 
 
@@ -226,7 +289,7 @@ def test_compare_distinguishes_protocols_and_refuses_duplicates(runs, tmp_path):
   chosen = restore(json.loads((other / 'config.json').read_text()), base.get_config(), ['eval.vote=majority'])
   evaluate.evaluate(chosen, other)
   report.compare([runs / 'seed1', other], tmp_path / 'out')
-  assert re.search(r'\| B \| 0 \|.*\| eval.vote = majority \|', (tmp_path / 'out' / 'compare.md').read_text())
+  assert '| eval.vote = majority (evaluated_again) | 0 |' in (tmp_path / 'out' / 'compare.md').read_text()
 
 
 def test_compare_distinguishes_files_of_images_but_not_their_folders(runs, tmp_path):
@@ -257,7 +320,7 @@ def test_features_without_a_config_do_not_make_every_key_differ(runs, tmp_path):
   (other / 'config.json').unlink()
   report.compare([runs / 'seed0', runs / 'seed1', other], tmp_path / 'out')
   text = (tmp_path / 'out' / 'compare.md').read_text()
-  assert re.search(rf'\| A \| 0, 1 \|.*\| {report.FinishedRun.read(runs / "seed0").title} \|', text)
+  assert '| seed0, … 2 seeds | 0, 1 |' in text and '| other | – |' in text
 
 
 def evaluated(**accuracies):
@@ -311,10 +374,73 @@ def test_compare_shows_what_only_some_runs_have(runs, tmp_path):
   report.compare([runs / 'seed1', other], tmp_path / 'out')
   text = (tmp_path / 'out' / 'compare.md').read_text()
   head = next(line for line in text.splitlines() if 'seeds' in line).split(' | ')
-  first, second = (re.search(rf'^\| {letter} \|.*$', text, re.MULTILINE)[0].split(' | ') for letter in 'AB')
+  first, second = (
+    re.search(rf'^\| batch_size = \d+ \({name}\) \|.*$', text, re.MULTILINE)[0].rstrip(' |').split(' | ')
+    for name in ('seed1', 'other')
+  )
+  head = [name.rstrip(' |') for name in head]
   assert (first[head.index('linear, %')], second[head.index('linear, %')]) == (f'{lost:.2f}', '–')
   assert (first[head.index('knn7, %')], second[head.index('knn7, %')]) == ('–', '12.25')
+  assert head[2:4] == ['knn1, %', 'knn5, %'], 'what all runs have comes first'
+  assert 'Not all runs have linear, knn7. To add it: main.py --mode=evaluate' in text
   assert 'Measures of the projector features' in text and re.search(r'RankMe.*\| –', text)
+
+
+def test_compare_marks_the_best(runs, tmp_path):
+  other = changed(runs / 'seed1', tmp_path / 'other', tau_min=0.3)  # its numbers are larger by 0.25
+  page = report.compare([runs / 'seed0', other], tmp_path / 'out').read_text()
+  text = (tmp_path / 'out' / 'compare.md').read_text()
+  best = json.loads((other / 'evaluation.json').read_text())['knn5']
+  assert f'**{best:.2f}** ★' in re.search(r'^\| tau_min = 0.3.*$', text, re.MULTILINE)[0]
+  assert '★' not in re.search(r'^\| tau_min = 0.2.*$', text, re.MULTILINE)[0]
+  assert page.count('class="n best"') == text.count('** ★') > 1
+  assert 'With one seed, a small difference may be chance.' in text
+
+
+def test_compare_says_what_is_not_comparable(runs, tmp_path):
+  other = changed(runs / 'seed1', tmp_path / 'other', tau_min=0.3)
+  report.compare([runs / 'seed0', other], tmp_path / 'out')
+  text = (tmp_path / 'out' / 'compare.md').read_text()
+  assert 'The losses are not comparable: temperature.tau_min differs, which changes the loss itself.' in text
+  config = json.loads((other / 'config.json').read_text())
+  config['temperature']['tau_min'], config['data']['path'] = 0.2, '/elsewhere/data2.npz'
+  (other / 'config.json').write_text(json.dumps(config))
+  report.compare([runs / 'seed0', other], tmp_path / 'out')
+  text = (tmp_path / 'out' / 'compare.md').read_text()
+  assert 'The losses' not in text
+  assert 'The accuracies are not comparable: data.file differs.' in text and '★' not in text
+
+
+def test_compare_of_other_k_shows_what_both_have(runs, tmp_path):
+  other = changed(runs / 'seed1', tmp_path / 'other', k=7, tau_min=0.3)
+  page = report.compare([runs / 'seed0', other], tmp_path / 'out').read_text()
+  text = (tmp_path / 'out' / 'compare.md').read_text()
+  assert '| tau_min = 0.3 (other) | 1 |' in text, 'k does not make another config'
+  assert re.findall(r'<figure id="(\w+)"', page)[:3] == ['accuracy', 'knn5_epochs', 'losses']
+  assert 'knn5.' in text and 'Not all runs have knn1, knn7.' in text and '"--config.eval.k=(1,5,7)"' in text
+  again = changed(runs / 'seed0', tmp_path / 'again', k=7)  # the same run with another k
+  report.compare([runs / 'seed0', again], tmp_path / 'out')
+  assert '| eval.k = [7, 5] (again) | 0 |' in (tmp_path / 'out' / 'compare.md').read_text()
+
+
+def test_equal_folder_names_are_told_apart_by_their_parents(runs, tmp_path):
+  other = changed(runs / 'seed0', tmp_path / 'elsewhere' / 'seed0', tau_min=0.3)
+  report.compare([runs / 'seed0', other], tmp_path / 'out')
+  assert '(elsewhere/seed0)' in (tmp_path / 'out' / 'compare.md').read_text()
+
+
+def test_a_long_label_falls_back_to_the_folder(tmp_path):
+  def run(name, **changes):
+    config = base.get_config().to_dict()
+    config['optimizer'] |= changes
+    return report.FinishedRun(tmp_path / name, config, {}, {}, {}, [])
+
+  changes = dict(learning_rate=1.0, weight_decay=1.0, momentum=0.5, warmup_epochs=3.0)
+  assert list(report._groups([run('a'), run('b', **changes)])) == ['a', 'b']
+  changes.pop('momentum')
+  assert list(report._groups([run('a'), run('b', **changes)]))[1] == (
+    'learning_rate = 1.0, warmup_epochs = 3.0, weight_decay = 1.0 (b)'
+  )
 
 
 def test_the_command_compares_the_given_workdirs(runs, tmp_path):
@@ -335,11 +461,82 @@ def test_the_command_compares_the_given_workdirs(runs, tmp_path):
 
 
 def test_a_run_that_was_not_evaluated_still_has_a_page(runs, tmp_path):
-  for name in ('config.json', 'metrics.jsonl', 'summary.json'):
+  for name in ('config.json', 'metrics.jsonl', 'summary.json', 'neighbours.png'):
     shutil.copy(runs / 'seed0' / name, tmp_path / name)
   text = report.report(tmp_path).read_text()
   assert 'Not evaluated yet' in text
-  assert '<figure id="loss"' in text
+  assert re.findall(r'<figure id="(\w+)"', text) == [*CHARTS, 'neighbours']
+  assert (tmp_path / 'figures' / 'neighbours.png').read_bytes().startswith(b'\x89PNG')
+  (tmp_path / 'summary.json').unlink()  # an interrupted run: the latest numbers of the log
+  last = [row['knn5'] for row in metric_log.read(tmp_path) if 'knn5' in row][-1]
+  report.report(tmp_path)
+  text = (tmp_path / 'report.md').read_text()
+  assert 'Training is not finished: the last logged step is 4.' in text
+  assert f'| kNN, k = 5, % | {last:.2f} |' in text
+
+
+def test_the_page_begins_with_device_time_commit_and_date(runs):
+  summary = json.loads((runs / 'seed0' / 'summary.json').read_text())
+  line = (runs / 'seed0' / 'report.md').read_text().split('\n\n')[2]
+  assert re.fullmatch(r'Trained in \d+ s on 1 x cpu; finished on \d{4}-\d\d-\d\d \d\d:\d\d UTC; .*jax [\d.]+\.', line)
+  assert not summary['commit'] or f'commit {summary["commit"]};' in line
+  older = report.FinishedRun(pathlib.Path(), {}, {'seconds': 7300.0, 'device': '1 x cpu'}, {}, {}, [])
+  assert report._lead(older) == 'Trained in 2 h 1 min on 1 x cpu.'
+
+
+def test_the_commit_is_that_of_this_checkout(tmp_path):
+  assert metric_log.commit(tmp_path) is None
+  git = ['git', '-C', tmp_path, '-c', 'user.name=a', '-c', 'user.email=a@b.c']
+  (tmp_path / 'file').write_text('1')
+  (tmp_path / 'inside').mkdir()
+  for arguments in (['init', '-q'], ['add', '.'], ['commit', '-qm', 'first']):
+    subprocess.run([*git, *arguments], check=True)
+  found = metric_log.commit(tmp_path)
+  assert re.fullmatch(r'[0-9a-f]{12}', found)
+  assert metric_log.commit(tmp_path / 'inside') is None, 'a package inside of another checkout is not of it'
+  (tmp_path / 'file').write_text('2')
+  assert metric_log.commit(tmp_path) == f'{found}-dirty'
+
+
+def test_the_report_of_sentences_shows_their_neighbours(tmp_path):
+  (tmp_path / 'summary.json').write_text('{"spearman_mean": 50.0}')
+  (tmp_path / 'neighbours.txt').write_text('A <b> & c.\n  0.91  Another.\n')
+  page = report.report(tmp_path).read_text()
+  assert '<pre>A &lt;b&gt; &amp; c.\n  0.91  Another.</pre>' in page
+  assert '```text\nA <b> & c.\n  0.91  Another.\n```' in (tmp_path / 'report.md').read_text()
+
+
+def test_many_classes_have_a_table_of_confusions():
+  count = figures.MOST_CELLS + 1
+  matrix = 10 * np.eye(count, dtype=int)
+  matrix[3, 5], matrix[7, 2] = 4, 9
+  classes = {'classes': {'names': [f'class {c}' for c in range(count)]}}
+  run = report.FinishedRun(pathlib.Path(), {}, {}, classes, {'confusion_linear': matrix}, [])
+  (table,) = report._confusions(run, 'linear')
+  assert table.rows == [['class 7', 'class 2', '9', '19'], ['class 3', 'class 5', '4', '14']]
+
+
+def test_the_heat_map_shows_shares_of_each_class():
+  drawn = figures.svg(figures.confusion(np.array([[3, 1], [0, 2]]), ['cat', 'dog']))
+  assert all(f'>{text}</text>' in drawn for text in ('75', '25', '100', 'cat', 'dog', 'predicted'))
+
+
+def test_a_long_run_with_large_images_fits_into_three_megabytes(runs, tmp_path):
+  shutil.copy(runs / 'seed0' / 'config.json', tmp_path / 'config.json')
+  rows = [
+    {'step': i, 'epoch': i / 100, 'loss': 1 / i, 'temperature': 0.1, 'learning_rate': 0.1} for i in range(1, 20_001)
+  ]
+  (tmp_path / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  noise = np.random.default_rng(0).integers(0, 256, (2280, 2508, 3), np.uint8)  # 10 x 11 images of 224 pixels
+  Image.fromarray(noise).save(tmp_path / 'neighbours.png')
+  page = report.report(tmp_path)
+  assert page.stat().st_size < 3e6
+  assert f'The {charts.MOST_POINTS} points of a longer curve are means' in page.read_text()
+
+
+def test_large_images_are_reduced(runs):
+  images = np.zeros((2, 3, 224, 224, 3), np.uint8)
+  assert figures.width(figures.neighbours(images, np.zeros((2, 3), int))) < 3 * 130
 
 
 def test_the_online_probe_is_shown_with_the_evaluation_but_thirds_are_not():
@@ -357,5 +554,16 @@ def test_nothing_to_report_is_refused_in_one_line(tmp_path):
 
 def test_a_missing_matplotlib_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  with pytest.raises(ValueError, match=r"pip install 'ssl_jax\[plots\]'"):
+  with pytest.raises(ValueError, match=r"matplotlib, .*pip install 'ssl_jax\[plots\]'"):
     figures.separation(np.ones(3), np.ones(3))
+
+
+def test_a_missing_bokeh_is_named(monkeypatch):
+  monkeypatch.setitem(sys.modules, 'bokeh.document', None)
+  with pytest.raises(ValueError, match=r"bokeh, .*pip install 'ssl_jax\[plots\]'"):
+    charts.embed({'loss': figures.Chart('loss', [figures.Curve('', [(0, 1)])])})
+
+
+def test_a_label_cannot_end_the_script():
+  text = charts.embed({'loss': figures.Chart('loss', [figures.Curve('</script><b>p1001', [(0, 1)])])})
+  assert text.count('</script>') == 3 and '<b>p1001' in text

@@ -1,5 +1,6 @@
 """Which set a config means, where it lives, and whether it fits in memory."""
 
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 

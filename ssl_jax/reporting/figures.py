@@ -11,7 +11,7 @@ import math
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 INK = '#101418'
 COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#999999')
 MARKS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
+DASHES = ('-', '--', ':', '-.')
+DENSE = 30  # points of a curve from which on not every one has a marker
+LARGEST = 96  # pixels per side of the images in a figure
+MOST_CELLS = 20  # classes of a confusion matrix that is drawn
 STYLE: dict[Any, Any] = {
   'axes.axisbelow': True,
   'axes.edgecolor': INK,
@@ -55,14 +59,23 @@ def style() -> Iterator[None]:
   try:
     import matplotlib
   except ImportError:
-    raise ValueError("figures need matplotlib, which is not installed: pip install 'ssl_jax[plots]'") from None
+    raise missing('matplotlib') from None
   with matplotlib.rc_context(STYLE):
     yield
 
 
-def _short(name: str) -> str:
-  """A name of at most 24 characters."""
-  return name if len(name) <= 24 else name[:23] + '…'
+def missing(package: str) -> ValueError:
+  """The error that names a package which figures need."""
+  return ValueError(f"figures need {package}, which is not installed: pip install 'ssl_jax[plots]'")
+
+
+def short(name: str, most: int = 24) -> str:
+  """A name of at most `most` characters.
+
+  >>> short('temperature', 5)
+  'temp…'
+  """
+  return name if len(name) <= most else name[: most - 1] + '…'
 
 
 def _figure(width=4.9, height=3.2, rows=1, columns=1, **axes):
@@ -73,44 +86,90 @@ def _figure(width=4.9, height=3.2, rows=1, columns=1, **axes):
   return figure, figure.subplots(rows, columns, **axes)
 
 
-# Training
+# Over epochs
+
+
+class Curve(NamedTuple):
+  """A line of a chart. Curves of one label share a color, a marker and an entry in the legend."""
+
+  label: str  # '': the only curve, which needs no legend
+  points: Sequence[tuple[float, float]]  # (epoch, value)
+  detail: str = ''  # what tells apart the curves of one label
+  place: int = 0  # of the label among all labels, which decides its color
+
+
+class Chart(NamedTuple):
+  """Curves over epochs. The figures of papers draw it with `chart`, pages with `charts.embed`."""
+
+  ylabel: str
+  curves: Sequence[Curve]
 
 
 # {figure: (title, {curve: its name in metrics.jsonl})}. Names with a layer and a slash are written by `eval.measures`.
 CURVES = {
-  'loss': ('loss', {'loss': 'loss'}),
-  'learning_rate': ('learning rate', {'learning rate': 'learning_rate'}),
-  'temperature': ('temperature τ', {'temperature': 'temperature'}),
-  'positive_similarity': ('similarity of positives', {'positives': 'positive_similarity'}),
+  'loss': ('loss', {'': 'loss'}),
+  'learning_rate': ('learning rate', {'': 'learning_rate'}),
+  'temperature': ('temperature τ', {'': 'temperature'}),
+  'positive_similarity': ('similarity of positives', {'': 'positive_similarity'}),
   'uniformity': ('uniformity', {layer: f'{layer}/uniformity' for layer in LAYERS}),
   'entropy': ('entropy H(X⁻|X)', {layer: f'{layer}/conditional_entropy' for layer in LAYERS}),
   'gaps': ('gap of the bound', {name: f'projector/{name}_gap' for name in ('attracting', 'repelling')}),
 }
 
 
-@style()
-def training(rows: Sequence[Mapping[str, float]]) -> dict[str, 'Figure']:
-  """{name: figure} over epochs: loss, learning rate, temperature, similarity of positives, accuracies, measures."""
-  accuracies = sorted({k for row in rows for k in row if re.fullmatch(r'knn\d+|online_probe', k)})
-  epochs = [(row['step'], row['epoch']) for row in rows if 'epoch' in row]
+def accuracies(rows: Sequence[Mapping[str, float]]) -> list[str]:
+  """The names of the accuracies that were logged during training, kNN by k."""
+  found = {k for row in rows for k in row if re.fullmatch(r'knn\d+|online_probe', k)}
+  return sorted(found, key=lambda name: (not name.startswith('knn'), len(name), name))
+
+
+def over_epochs(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
+  """(epoch, value) of the rows that have the metric. The rows of evaluations have a step only."""
+  epochs = [(row['step'], row['epoch']) for row in rows if 'epoch' in row and row['step']]
   per_step = epochs[-1][1] / epochs[-1][0] if epochs else 1
-  logged = {name for row in rows for name in row}
-  plots = CURVES | {'accuracy': ('accuracy, %', {name: name for name in accuracies})}
+  return [(row['step'] * per_step, row[name]) for row in rows if name in row]
+
+
+def training(rows: Sequence[Mapping[str, float]]) -> dict[str, Chart]:
+  """{name: chart}: loss, learning rate, temperature, similarity of positives, accuracies, measures."""
+  plots = CURVES | {'accuracy': ('accuracy, %', {name: name for name in accuracies(rows)})}
   plots |= {'correlation': ('Spearman, × 100', {'mean': 'spearman_mean'})}
-  plots = {plot: (title, names) for plot, (title, names) in plots.items() if logged & set(names.values())}
-  drawn = {}
-  for i, (plot, (title, names)) in enumerate(plots.items()):
-    drawn[plot], axis = _figure(3.4, 2.3)
-    for j, (curve, name) in enumerate(names.items()):
-      points = [(row['step'] * per_step, row[name]) for row in rows if name in row]
-      mark = MARKS[j] if len(points) < 30 else ''
-      axis.plot(
-        *zip(*points, strict=True), color=COLOURS[(i + j) % len(COLOURS)], marker=mark, markersize=4, label=curve
-      )
-    axis.set(ylabel=title, xlabel='epoch', xlim=(0, None))
-    if plot == 'accuracy' or len(names) > 1:
-      axis.legend()
-  return drawn
+  logged = {name for row in rows for name in row}
+  return {
+    plot: Chart(
+      title,
+      [
+        Curve(label, over_epochs(rows, name), place=place)
+        for place, (label, name) in enumerate(names.items())
+        if name in logged
+      ],
+    )
+    for plot, (title, names) in plots.items()
+    if logged & set(names.values())
+  }
+
+
+@style()
+def chart(drawn: Chart) -> 'Figure':
+  """A chart, with its legend below the axis, where labels may be long."""
+  figure, axis = _figure()
+  labels: set[str] = set()
+  for curve in drawn.curves:
+    axis.plot(
+      *zip(*curve.points, strict=True),
+      color=COLOURS[curve.place % len(COLOURS)],
+      linestyle=DASHES[curve.place // len(COLOURS) % len(DASHES)],
+      marker=MARKS[curve.place % len(MARKS)],
+      markevery=1 if len(curve.points) < DENSE else len(curve.points) // 10,
+      markersize=4,
+      label=None if curve.label in labels else short(curve.label, 48),
+    )
+    labels.add(curve.label)
+  axis.set(ylabel=drawn.ylabel, xlabel='epoch', xlim=(0, None))
+  if labels != {''}:
+    long = max(map(len, labels)) > 20
+    figure.legend(loc='outside lower center', ncols=1 if long else 3, fontsize=8)
+  return figure
 
 
 # Similarities that the loss compares
@@ -175,7 +234,7 @@ def uniformity_tolerance(points: Mapping[str, Sequence[float]]) -> 'Figure':
   figure, axis = _figure()
   for i, (name, (uniformity, tolerance)) in enumerate(points.items()):
     mark = MARKS[(i + i // len(COLOURS)) % len(MARKS)]
-    axis.scatter(-uniformity, tolerance, s=60, color=COLOURS[i % len(COLOURS)], marker=mark, label=name)
+    axis.scatter(-uniformity, tolerance, s=60, color=COLOURS[i % len(COLOURS)], marker=mark, label=short(name, 36))
   axis.set(xlabel='uniformity (−log E exp(−2‖x − y‖²))', ylabel='tolerance (same-label similarity)')
   axis.set(xlim=(0, 4.2), ylim=(min(0.0, *(t for _, t in points.values())) - 0.02, 1.02))
   axis.legend(loc='best', fontsize=8)
@@ -191,7 +250,7 @@ def plane(points: np.ndarray, labels: np.ndarray, shares: np.ndarray, names: Seq
   for i, c in enumerate(classes):
     own = points[labels == c]
     mark = MARKS[i // len(COLOURS) % len(MARKS)]
-    axis.scatter(*own.T, color=COLOURS[i % len(COLOURS)], marker=mark, label=_short(names[c]), **common)
+    axis.scatter(*own.T, color=COLOURS[i % len(COLOURS)], marker=mark, label=short(names[c]), **common)
   axis.set(xlabel=f'first component ({shares[0]:.0%})', ylabel=f'second component ({shares[1]:.0%})')
   if len(classes) <= 20:
     axis.legend(loc='center left', bbox_to_anchor=(1, 0.5), markerscale=2, handletextpad=0.1)
@@ -203,7 +262,7 @@ def class_accuracy(names: Sequence[str], values: Sequence[float], what: str) -> 
   """The accuracy of the worst classes, at most twenty, worst first."""
   order = np.argsort(values, kind='stable')[:20]
   figure, axis = _figure(5.4, 0.9 + 0.24 * len(order))
-  labels = [_short(names[i]) for i in order]
+  labels = [short(names[i]) for i in order]
   axis.barh(range(len(order)), [values[i] for i in order], tick_label=labels, color=COLOURS[0])
   axis.invert_yaxis()
   axis.set(xlabel=f'{what}, %', xlim=(0, 100))
@@ -211,60 +270,84 @@ def class_accuracy(names: Sequence[str], values: Sequence[float], what: str) -> 
   return figure
 
 
+@style()
+def confusion(matrix: np.ndarray, names: Sequence[str]) -> 'Figure':
+  """A heat map of the share of each true class (row) that is predicted as each class (column), in percent.  [c, c]"""
+  from matplotlib.colors import LinearSegmentedColormap
+
+  count = len(matrix)
+  shares = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+  figure, axis = _figure(2 + 0.36 * count, 1.4 + 0.32 * count)
+  faint = LinearSegmentedColormap.from_list('faint', [(*_rgb(COLOURS[0]), alpha) for alpha in (0.0, 0.65)])
+  axis.imshow(shares, cmap=faint, vmin=0, vmax=100, aspect='auto')
+  for row in range(count):
+    for column in range(count):
+      if matrix[row, column]:
+        axis.text(column, row, f'{shares[row, column]:.0f}', ha='center', va='center', fontsize=8)
+  labels = [short(name, 16) for name in names]
+  axis.set(yticks=range(count), yticklabels=labels, xlabel='predicted', ylabel='true class')
+  slanted = max(map(len, labels)) > 3
+  axis.set_xticks(range(count), labels, **(dict(rotation=45, ha='right', rotation_mode='anchor') if slanted else {}))
+  axis.grid(False)
+  return figure
+
+
+def _rgb(code: str) -> tuple[float, ...]:
+  return tuple(int(code[i : i + 2], 16) / 255 for i in (1, 3, 5))
+
+
+def sheet(png: bytes, widest: int = 11 * LARGEST) -> bytes:
+  """A PNG in few colors, at most `widest` pixels wide, for a page."""
+  image = Image.open(io.BytesIO(png)).convert('RGB')
+  if image.width > widest:
+    image = image.resize((widest, round(image.height * widest / image.width)))
+  return _png(image)
+
+
+def _png(image: Image.Image) -> bytes:
+  out = io.BytesIO()
+  image.quantize(256, method=Image.Quantize.FASTOCTREE).save(out, 'PNG', optimize=True)
+  return out.getvalue()
+
+
 def neighbours(images: np.ndarray, labels: np.ndarray) -> bytes:
   """A PNG with one row per query: the query, then its nearest images, framed in blue if of its class, else in orange.
 
   images uint8 [r, 1 + k, H, W, 3], labels [r, 1 + k]
   """
+  if max(images.shape[2:4]) > LARGEST:  # a page of large photographs would be too large
+    images = np.array([[Image.fromarray(image).resize((LARGEST, LARGEST)) for image in row] for row in images])
   scale = max(1, round(64 / images.shape[2]))
   images = images.repeat(scale, axis=2).repeat(scale, axis=3)
   rows, columns, height, width, _ = images.shape
   frame, gap = 4, 6
   side = np.array((height, width)) + 2 * (frame + gap)
-  colour = lambda code: tuple(int(code[i : i + 2], 16) for i in (1, 3, 5))
-  sheet = Image.new('RGBA', (columns * side[1] + 2 * gap, rows * side[0]))
+  colour = lambda code: tuple(round(255 * x) for x in _rgb(code))
+  picture = Image.new('RGBA', (columns * side[1] + 2 * gap, rows * side[0]))
   for r in range(rows):
     for c in range(columns):
       # The query has a gray frame and a gap after it.
       code = '#808080' if c == 0 else COLOURS[0] if labels[r, c] == labels[r, 0] else COLOURS[1]
       left, top = c * side[1] + gap + 2 * gap * (c > 0), r * side[0] + gap
-      sheet.paste((*colour(code), 255), (left, top, left + width + 2 * frame, top + height + 2 * frame))
-      sheet.paste(Image.fromarray(images[r, c]), (left + frame, top + frame))
-  out = io.BytesIO()
-  sheet.quantize(256, method=Image.Quantize.FASTOCTREE).save(out, 'PNG', optimize=True)
-  return out.getvalue()
+      picture.paste((*colour(code), 255), (left, top, left + width + 2 * frame, top + height + 2 * frame))
+      picture.paste(Image.fromarray(images[r, c]), (left + frame, top + frame))
+  return _png(picture)
 
 
 # Several runs
 
 
 @style()
-def losses(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> 'Figure':
-  """The loss of each run."""
-  figure, axis = _figure()
-  for i, (name, rows) in enumerate(runs.items()):
-    points = [(row['epoch'], row['loss']) for row in rows if 'loss' in row]
-    if points:
-      axis.plot(
-        *zip(*points, strict=True),
-        color=COLOURS[i % len(COLOURS)],
-        linestyle=('-', '--', ':', '-.')[i // len(COLOURS) % 4],
-        label=name,
-      )
-  axis.set(xlabel='epoch', ylabel='loss')
-  axis.legend(fontsize=8)
-  return figure
-
-
-@style()
 def dots(values: Mapping[str, tuple[float, float | None]], what: str) -> 'Figure':
   """{name: (mean, spread over seeds)}, as points, because the axis does not start at 0."""
-  figure, axis = _figure(5.4, 1.2 + 0.42 * len(values))
-  for i, (mean, spread) in enumerate(values.values()):
+  figure, axis = _figure(4.9, 0.8 + 0.5 * len(values))
+  for i, (name, (mean, spread)) in enumerate(values.items()):
     mark, colour = MARKS[(i + i // len(COLOURS)) % len(MARKS)], COLOURS[i % len(COLOURS)]
     axis.errorbar(mean, i, xerr=spread, fmt=mark, color=colour, ecolor=INK, capsize=3, markersize=8)
-    axis.annotate(f'{mean:.2f}', (mean, i), (0, 7), textcoords='offset points', ha='center', fontsize=8)
-  axis.set(xlabel=what, yticks=range(len(values)), yticklabels=list(values), ylim=(len(values) - 0.4, -0.8))
+    # Above its line, since a long name beside the axis leaves no room for the points.
+    text = f'{mean:.2f}  {short(name, 52)}'
+    axis.annotate(text, (0, i), (0, 7), axis.get_yaxis_transform(), 'offset points', fontsize=9)
+  axis.set(xlabel=what, yticks=range(len(values)), yticklabels=[], ylim=(len(values) - 0.6, -0.8))
   axis.margins(x=0.15)
   return figure
 
@@ -276,9 +359,7 @@ def lines(
   """Analytical curves over one axis; NaN leaves a gap."""
   figure, axis = _figure(4.9, 3.9)
   for i, (name, y) in enumerate(curves.items()):
-    axis.plot(
-      x, y, color=COLOURS[i % len(COLOURS)], linestyle=('-', '--', ':', '-.')[i // len(COLOURS) % 4], label=name
-    )
+    axis.plot(x, y, color=COLOURS[i % len(COLOURS)], linestyle=DASHES[i // len(COLOURS) % len(DASHES)], label=name)
   axis.set(xlabel=xlabel, ylabel=ylabel, **limits)
   axis.legend(fontsize=8, loc='lower center', bbox_to_anchor=(0.5, 1.0), ncols=2)
   return figure
@@ -315,6 +396,11 @@ def inline(text: str, name: str, title: str) -> str:
     f'<svg role="img" aria-label="{title}" viewBox="0 0 {width} {height}" style="max-width:{math.ceil(width * 1.5)}px"'
   )
   return head + re.sub(r'^<svg[^>]*', '', text)
+
+
+def width(png: bytes) -> int:
+  """The width of a PNG in pixels."""
+  return Image.open(io.BytesIO(png)).width
 
 
 def data_uri(png: bytes) -> str:

@@ -1,20 +1,22 @@
 """Writes report.html and report.md from the files of a workdir, and compare.html for several runs.
 
-Nothing is computed here except means over seeds: every number on a page comes from evaluation.json, summary.json or
-config.json, with its key and its full value in a `<data>` element.
+Nothing is computed here except means over seeds: every number on a page comes from the files of a workdir. Those of
+evaluation.json are in a `<data>` element, with their key and their full value.
 """
 
 import dataclasses
+import itertools
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from ssl_jax.config import flatten, relevant, upgrade
 from ssl_jax.evals.scoring import mean_and_spread
 from ssl_jax.reporting import figures, page
-from ssl_jax.reporting.page import Cards, Figure, Number, Part, Section, Table
+from ssl_jax.reporting.page import Cards, Figure, Listing, Number, Part, Section, Table
 from ssl_jax.workdir import metric_log, progress
 from ssl_jax.workdir.files import read_json, writable
 
@@ -73,9 +75,11 @@ class FinishedRun:
 
   @property
   def accuracies(self) -> dict[str, float]:
-    """Percentages from the evaluation, or from the end of training if there is none; the online probe from training."""
-    probe = {k: v for k, v in self.summary.items() if k == 'online_probe'}
-    found = progress.accuracies({**probe, **(self.evaluation or self.summary)})
+    """Percentages from the evaluation, or from training if there is none; the online probe from training."""
+    others = ('_pixels', '_loss', '_train')
+    latest = self.summary or {k: v for row in self.rows for k, v in row.items() if not k.endswith(others)}
+    probe = {k: v for k, v in latest.items() if k == 'online_probe'}
+    found = progress.accuracies({**probe, **(self.evaluation or latest)})
     others = ('_std', '_head', '_middle', '_tail')
     return {k: v for k, v in found.items() if isinstance(v, float) and not k.endswith(others)}
 
@@ -104,8 +108,8 @@ class FinishedRun:
 def report(workdir: str | pathlib.Path) -> pathlib.Path:
   """Writes report.html, report.md and figures/ into the workdir. Returns the path of the page."""
   run = FinishedRun.read(workdir)
-  sections = [*_headline(run), *_training(run), *_similarities(run), *_representation(run), *_classes(run)]
-  sections += _settings(run)
+  sections = [*_headline(run), *_training(run), *_similarities(run), *_representation(run), *_neighbours(run)]
+  sections += [*_classes(run), *_settings(run)]
   return page.write(writable(workdir), 'report', run.title, _lead(run), sections)
 
 
@@ -113,14 +117,16 @@ def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> 
   """Writes compare.html, compare.md and figures/ into `out`: mean ± standard deviation over seeds, per config."""
   if len(workdirs) < 2:
     raise ValueError(f'compare needs at least two workdirs, got {list(map(str, workdirs))}: add runs')
-  groups = _groups([FinishedRun.read(workdir) for workdir in workdirs])
+  runs = [FinishedRun.read(workdir) for workdir in workdirs]
+  groups, differing = _groups(runs), _differing(runs)
   count = sum(len(runs) for runs in groups.values())
   many = any(len(runs) > 1 for runs in groups.values())
   lead = f'{count} runs of {len(groups)} config{"s" * (len(groups) > 1)}.'
   lead += ' ± is one standard deviation over seeds.' if many else ''
   for run in (run for runs in groups.values() for run in runs if run.since):
     lead += f' {run.workdir} was evaluated at step {run.evaluation["step"]:,}{run.since}.'
-  return page.write(writable(out), 'compare', 'Comparison of runs', lead, _comparison(groups))
+  sections = [*_comparison(groups, differing), *_differences(differing, runs)]
+  return page.write(writable(out), 'compare', 'Comparison of runs', lead, sections)
 
 
 # The sections of a report
@@ -137,7 +143,35 @@ def _lead(run: FinishedRun) -> str:
     weights = 'an untrained encoder' if init == 'random' else f'the weights of {init}'
     of = weights if init else 'this checkpoint' if run.config else run.title
     words.append(f'accuracies use the {run.evaluation["features"]} features of {of}')
-  return '; '.join(words) + '.' if words else ''
+  return '\n'.join('; '.join(line) + '.' for line in (words, _origin(run)) if line)
+
+
+def _origin(run: FinishedRun) -> list[str]:
+  """Where and when the run was trained, and with which code."""
+  summary = run.summary
+  if run.rows and not summary:
+    return [f'Training is not finished: the last logged step is {run.rows[-1]["step"]:,}']
+  words = []
+  if 'seconds' in summary:
+    words.append(f'Trained in {_duration(summary["seconds"])} on {summary.get("device", "an unknown device")}')
+  if 'date' in summary:
+    words.append(f'finished on {summary["date"]}')
+  if summary.get('commit'):
+    words.append(f'commit {summary["commit"]}')
+  if 'jax' in summary:
+    words.append(f'jax {summary["jax"]}')
+  return words
+
+
+def _duration(seconds: float) -> str:
+  """
+  >>> [_duration(s) for s in (59.6, 125, 7300)]
+  ['1 min 0 s', '2 min 5 s', '2 h 2 min']
+  """
+  minutes, rest = divmod(round(seconds), 60)
+  if minutes >= 60:
+    return f'{minutes // 60} h {minutes % 60} min'
+  return f'{minutes} min {rest} s' if minutes else f'{rest} s'
 
 
 def _headline(run: FinishedRun) -> list[Section]:
@@ -180,7 +214,7 @@ def _training(run: FinishedRun) -> list[Section]:
     'gaps': 'Gaps of the two bounds of the balanced objective (Lee 2025).',
   }
   drawn = figures.training(run.rows)
-  return [Section('Training', '', [Figure(name, captions[name], figure, small=True) for name, figure in drawn.items()])]
+  return [Section('Training', '', [Figure(name, captions[name], chart) for name, chart in drawn.items()])]
 
 
 def _similarities(run: FinishedRun) -> list[Section]:
@@ -219,11 +253,26 @@ def _representation(run: FinishedRun) -> list[Section]:
     names = run.evaluation['classes']['names']
     drawn = figures.plane(run.arrays['map'], run.arrays['map_labels'], run.arrays['map_shares'], names)
     parts.append(Figure('map', 'First two principal components of the test features, by class.', drawn))
+  return [Section('Representation', '', parts)]
+
+
+def _neighbours(run: FinishedRun) -> list[Section]:
+  """The neighbours of the evaluation, or those at the end of training if there is none."""
+  picture, text = run.workdir / 'neighbours.png', run.workdir / 'neighbours.txt'
+  part: Part
   if 'neighbours' in run.arrays:
     caption = 'Test images, each with its nearest training images: blue if of the same class, otherwise orange.'
     drawn = figures.neighbours(run.arrays['neighbours'], run.arrays['neighbours_labels'])
-    parts.append(Figure('neighbours', caption, drawn))
-  return [Section('Representation', '', parts)]
+    part = Figure('neighbours', caption, drawn)
+  elif picture.exists():
+    caption = 'Test images, each with its nearest training images, at the end of training.'
+    part = Figure('neighbours', caption, figures.sheet(picture.read_bytes()))
+  elif text.exists():
+    caption = 'Sentences, each with its nearest sentences and their cosines, at the end of training.'
+    part = Listing(caption, text.read_text())
+  else:
+    return []
+  return [Section('Nearest neighbors', '', [part])]
 
 
 def _measure(space: str, key: str, spaces: Mapping) -> str | Number:
@@ -254,11 +303,34 @@ def _classes(run: FinishedRun) -> list[Section]:
   parts: list[Part] = [Table(['class', *(f'{name}, %' for name in columns), 'mistaken for', 'training images'], rows)]
   drawn = figures.class_accuracy([table['names'][c] for c in order], [table[kind][c] for c in order], kind)
   parts.append(Figure('classes', f'Accuracy of the worst classes ({kind}).', drawn))
+  parts += _confusions(run, kind)
   thirds = [key for key in run.evaluation if key.endswith(('_head', '_middle', '_tail'))]
   if thirds:
     rows = [[key.replace('_', ', '), Number(key, run.evaluation[key])] for key in thirds]
     parts.insert(1, Table(['third of the classes, by number of training images', '%'], rows))
   return [Section('Worst classes', '', parts)]
+
+
+def _confusions(run: FinishedRun, kind: str) -> list[Part]:
+  """The confusion matrix of a classifier or, with many classes, the most frequent confusions."""
+  matrix, names = run.arrays.get(f'confusion_{kind}'), run.evaluation['classes']['names']
+  if matrix is None:
+    return []
+  present = np.flatnonzero(matrix.sum(axis=0) + matrix.sum(axis=1))
+  if len(present) <= figures.MOST_CELLS:
+    drawn = figures.confusion(matrix[np.ix_(present, present)], [names[c] for c in present])
+    caption = f'Of the test images of each class (row), the percentage that {kind} takes for each class (column).'
+    return [Figure('confusion', caption, drawn)]
+  wrong = matrix * (1 - np.eye(len(matrix), dtype=matrix.dtype))
+  largest = np.argsort(-wrong, axis=None, kind='stable')[:10]
+  pairs = [(at // len(matrix), at % len(matrix)) for at in largest]
+  rows = [
+    [names[true], names[predicted], f'{wrong[true, predicted]:,}', f'{matrix[true].sum():,}']
+    for true, predicted in pairs
+    if wrong[true, predicted]
+  ]
+  head = ['most frequent confusions: class', f'taken by {kind} for', 'times', 'of test images']
+  return [Table(head, rows)] if rows else []
 
 
 def _settings(run: FinishedRun) -> list[Section]:
@@ -270,71 +342,193 @@ def _settings(run: FinishedRun) -> list[Section]:
 
 # Several runs
 
+# Keys that change what a loss measures, and not only how small it becomes.
+OF_LOSS = ('loss.', 'temperature.', 'method.', 'batch_size', 'views')
+# Keys that change the images of the accuracies.
+OF_TEST = ('data.name', 'data.file', 'data.classes', 'data.test_split', 'eval.data.')
+MOST_KEYS = 3  # keys in a label; if more differ, the folder says more
+
+
+def _differing(runs: Sequence[FinishedRun]) -> dict[str, list]:
+  """{key: its value in each run} of the keys that differ; runs without a config (features from a file) have None."""
+  # An empty value means the same as a key that an older run does not have.
+  configs = [{k: v for k, v in run.settings.items() if k != 'seed' and v != ''} if run.config else {} for run in runs]
+  distinct = lambda key: {json.dumps(config.get(key)) for config in configs if config}
+  keys = [key for key in sorted(set().union(*configs)) if len(distinct(key)) > 1]
+  return {key: [config.get(key) for config in configs] for key in keys}
+
 
 def _groups(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
-  """Runs by config, regardless of the seed. The name of a group is the keys in which it differs from the others."""
-  settings = lambda run: run.settings if run.config else {}
-  # An empty value means the same as a key that an older run does not have.
-  configs = [{k: v for k, v in settings(run).items() if k != 'seed' and v != ''} for run in runs]
-  keys = sorted(set().union(*configs))
-  of_runs = [config for config in configs if config]  # features from a file have no config
-  differing = [k for k in keys if len({json.dumps(config.get(k)) for config in of_runs}) > 1]
-  groups = {}
-  for run, config in zip(runs, configs, strict=True):
-    if not run.config:  # features from a file: each is a group
-      groups[str(run.workdir)] = [run]
-      continue
-    name = ', '.join(f'{k} = {config[k]}' for k in differing if k in config) or run.title
-    for other in groups.setdefault(name, []):
-      if other.config['seed'] == run.config['seed']:
-        raise ValueError(f'{other.workdir} and {run.workdir} are the same run (seed {run.config["seed"]}): give one')
-    groups[name].append(run)
-  return groups
+  """{label: runs} by config, regardless of the seed. A label has the keys in which the runs differ, and the folder."""
+  differing, folders = _differing(runs), _folders([run.workdir for run in runs])
+
+  def grouped(keys: Sequence[str]) -> list[list[int]]:
+    found: dict[str, list[int]] = {}
+    for i, run in enumerate(runs):
+      name = json.dumps([differing[key][i] for key in keys]) if run.config else str(run.workdir)
+      found.setdefault(name, []).append(i)
+    return list(found.values())
+
+  def same(groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    pairs = [(i, j) for group in groups for i, j in itertools.combinations(group, 2)]
+    return [(i, j) for i, j in pairs if runs[i].config.get('seed') == runs[j].config.get('seed')]
+
+  # The numbers of kNN are named after k: runs that were evaluated with other k still have the same config.
+  keys = [key for key in differing if key != 'eval.k']
+  if same(groups := grouped(keys)):
+    groups = grouped(keys := list(differing))
+  for i, j in same(groups):
+    a, b = runs[i], runs[j]
+    raise ValueError(f'{a.workdir} and {b.workdir} are the same run (seed {a.config.get("seed")}): give one')
+  labels = {}
+  for group in groups:
+    values = {key: differing[key][group[0]] for key in keys if differing[key][group[0]] is not None}
+    words = ', '.join(f'{_short_key(key, keys)} = {value}' for key, value in values.items())
+    folder = folders[group[0]] if len(group) == 1 else f'{folders[group[0]]}, … {len(group)} seeds'
+    labels[f'{words} ({folder})' if 0 < len(values) <= MOST_KEYS else folder] = [runs[i] for i in group]
+  return labels
 
 
-def _comparison(configs: Mapping[str, Sequence[FinishedRun]]) -> list[Section]:
-  # The names of configs are too long for figures, which use letters.
-  letters = [chr(ord('A') + i) if len(configs) <= 26 else str(i + 1) for i in range(len(configs))]
-  groups = dict(zip(letters, configs.values(), strict=True))
+def _short_key(key: str, keys: Sequence[str]) -> str:
+  """A key without its section, if that is clear.
 
+  >>> _short_key('temperature.tau', ['temperature.tau']), _short_key('loss.name', ['loss.name'])
+  ('tau', 'loss')
+  """
+
+  def shorten(key: str) -> str:
+    section, _, last = key.rpartition('.')
+    return key if section.split('.')[0] in ('', 'data', 'eval') else section if last == 'name' else last
+
+  short = shorten(key)
+  return short if [shorten(other) for other in keys].count(short) == 1 else key
+
+
+def _folders(workdirs: Sequence[pathlib.Path]) -> list[str]:
+  """The names of folders, with as many of their parents as tell them apart.
+
+  >>> _folders([pathlib.Path('runs/a/seed0'), pathlib.Path('runs/b/seed0')])
+  ['a/seed0', 'b/seed0']
+  """
+  parts = [workdir.absolute().parts for workdir in workdirs]
+  for depth in range(1, max(map(len, parts)) + 1):
+    names = ['/'.join(part[-depth:]) for part in parts]
+    if len(set(names)) == len(names):
+      break
+  return names
+
+
+def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str] = ()) -> list[Section]:
   def spread(pick: Callable[[FinishedRun], Mapping[str, float]], form: str, prefix: str):
     """(the keys of any run, {group: {key: Number}} with the keys that all runs of the group have)"""
     keys = list(dict.fromkeys(key for runs in groups.values() for run in runs for key in pick(run)))
-    cells = {}
+    cells: dict[str, dict[str, Number]] = {}
     for name, runs in groups.items():
       shared = [key for key in keys if all(key in pick(run) for run in runs)]
       found = {key: mean_and_spread([pick(run)[key] for run in runs]) for key in shared}
       cells[name] = {key: Number(prefix + key, mean, form, std) for key, (mean, std) in found.items()}
     return keys, cells
 
-  seeds = [', '.join(str(run.config.get('seed', '–')) for run in runs) for runs in groups.values()]
   keys, cells = spread(lambda run: run.accuracies, '.2f', '')
+  having = lambda key: sum(key in found for found in cells.values())
+  keys.sort(key=having, reverse=True)  # what all runs have comes first
+  tests = [key for key in differing if key.startswith(OF_TEST)]
+  if not tests:
+    for key in keys:
+      _mark_best(key, cells)
   rows = [
-    [letter, seed, *(cells[letter].get(key, '–') for key in keys), config]
-    for letter, config, seed in zip(letters, configs, seeds, strict=True)
+    [name, ', '.join(str(run.config.get('seed', '–')) for run in runs), *(cells[name].get(key, '–') for key in keys)]
+    for name, runs in groups.items()
   ]
-  parts: list[Part] = [Table(['', 'seeds', *map(_with_unit, keys), 'config'], rows)]
+  parts: list[Part] = [Table(['run', 'seeds', *map(_with_unit, keys)], rows)]
   if keys:
     # The first one that most groups have; of correlations, the mean.
-    most = max(keys, key=lambda key: (sum(key in cells[name] for name in letters), key == 'spearman_mean'))
-    values = {name: (cells[name][most].value, cells[name][most].spread) for name in letters if most in cells[name]}
+    most = max(keys, key=lambda key: (having(key), key == 'spearman_mean'))
+    values = {name: (found[most].value, found[most].spread) for name, found in cells.items() if most in found}
     parts.append(Figure('accuracy', f'{most}.', figures.dots(values, _with_unit(most))))
-  logs = {
-    f'{name}, seed {run.config.get("seed")}': run.rows for name, runs in groups.items() for run in runs if run.rows
-  }
-  if logs:
-    parts.append(Figure('losses', 'Loss of every run.', figures.losses(logs)))
-  sections = [Section('Accuracy', '', parts)]
+  sections = [Section('Accuracy', _about_accuracies(groups, keys, having, tests), parts)]
+  sections += _over_epochs(groups, differing)
   measures = lambda run: run.evaluation.get('measures', {})
   both = ('uniformity', 'same_label_similarity')
   for space in sorted(set().union(*(measures(run) for runs in groups.values() for run in runs))):
     pick = lambda run, space=space: measures(run).get(space, {})
     keys, cells = spread(pick, '.4f', f'measures.{space}.')
-    rows = [[MEASURES[key][0], *(cells[name].get(key, '–') for name in letters)] for key in MEASURES if key in keys]
-    parts = [Table(['', *letters], rows)]
+    rows = [[MEASURES[key][0], *(cells[name].get(key, '–') for name in groups)] for key in MEASURES if key in keys]
+    parts = [Table(['', *groups], rows)]
     points = {name: [c[key].value for key in both] for name, c in cells.items() if all(key in c for key in both)}
     if points:
       drawn = figures.uniformity_tolerance(points)
       parts.append(Figure(f'uniformity_tolerance_{space}', 'Up and to the right is better.', drawn))
     sections.append(Section(f'Measures of the {space} features', '', parts))
   return sections
+
+
+def _mark_best(key: str, cells: Mapping[str, dict[str, Number]]) -> None:
+  """Marks the highest mean, unless all are equal."""
+  values = [found[key].value for found in cells.values() if key in found]
+  for found in cells.values():
+    if key in found and min(values) < max(values) == found[key].value:
+      found[key] = found[key]._replace(best=True)
+
+
+def _about_accuracies(
+  groups: Mapping[str, Sequence[FinishedRun]], keys: Sequence[str], having: Callable[[str], int], tests: Sequence[str]
+) -> str:
+  """How to read the table."""
+  if not keys:
+    return 'No run has been evaluated.'
+  if tests:
+    text = f'The accuracies are not comparable: {", ".join(tests)} differ{"s" * (len(tests) == 1)}.'
+  elif len(groups) > 1:
+    text = '★ marks the highest mean.'
+    text += ' With one seed, a small difference may be chance.' * any(len(runs) == 1 for runs in groups.values())
+  else:
+    text = ''
+  if some := [key for key in keys if having(key) < len(groups)]:
+    text += f' Not all runs have {", ".join(some)}.'
+    if neighbours := sorted({int(key[3:]) for key in keys if re.fullmatch(r'knn\d+', key)}):
+      choice = f'{",".join(map(str, neighbours))}{"," * (len(neighbours) == 1)}'
+      adds = any(key.startswith('knn') for key in some)
+      text += f' To add it: main.py --mode=evaluate --workdir=RUN "--config.eval.k=({choice})".' * adds
+  return text.strip()
+
+
+def _over_epochs(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str]) -> list[Section]:
+  """Accuracies and losses of all runs during training."""
+  logged = {name: runs for name, runs in groups.items() if any(run.rows for run in runs)}
+
+  def chart(ylabel: str, key: str) -> figures.Chart:
+    curves = []
+    for place, (name, runs) in enumerate(groups.items()):
+      for run in runs:
+        if points := figures.over_epochs(run.rows, key):
+          detail = f'seed {run.config.get("seed")}' if len(runs) > 1 else ''
+          curves.append(figures.Curve(name, points, detail, place))
+    return figures.Chart(ylabel, curves)
+
+  names = [{key for run in runs for row in run.rows for key in row} for runs in logged.values()]
+  found = figures.accuracies([row for runs in logged.values() for run in runs for row in run.rows])
+  found += ['spearman_mean'] * any('spearman_mean' in keys for keys in names)
+  shared = [key for key in found if all(key in keys for keys in names)] or found
+  parts: list[Part] = [
+    Figure(f'{key}_epochs', f'{_with_unit(key)}, during training.', chart(_with_unit(key), key)) for key in shared
+  ]
+  text = ''
+  if any('loss' in keys for keys in names):
+    other = [key for key in differing if key.startswith(OF_LOSS)]
+    caption = 'Loss, averaged over the steps between two logged rows.'
+    if other:
+      caption += ' Not comparable between these runs.'
+      differ = 'differs' if len(other) == 1 else 'differ'
+      text = f'The losses are not comparable: {", ".join(other)} {differ}, which changes the loss itself.'
+    parts.append(Figure('losses', caption, chart('loss', 'loss')))
+  return [Section('Training', text, parts)] if parts else []
+
+
+def _differences(differing: Mapping[str, Sequence], runs: Sequence[FinishedRun]) -> list[Section]:
+  """A table of the keys that differ, with a column per run."""
+  if not differing:
+    return []
+  show = lambda value: '–' if value is None else value if isinstance(value, str) else json.dumps(value)
+  rows = [[key, *map(show, values)] for key, values in differing.items()]
+  return [Section('Keys that differ', '', [Table(['', *_folders([run.workdir for run in runs])], rows)])]

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,10 @@ RENAMED = {
 }
 
 # Keys of summary.json that describe the training; a later call that trains no further leaves them as they are.
-TRAINING_KEYS = ('seconds', 'deterministic', 'device', 'jax', 'peak_memory_gib', 'broken_images_skipped')
+TRAINING_KEYS = (
+  *('seconds', 'deterministic', 'device', 'jax', 'peak_memory_gib', 'commit', 'date'),
+  'broken_images_skipped',
+)
 
 
 def rename(row: Mapping) -> dict:
@@ -91,6 +95,19 @@ class MetricLog:
       self.file.close()
     if self.board:
       self.board.close()
+
+
+def commit(root: pathlib.Path = pathlib.Path(__file__).parents[2]) -> str | None:
+  """The commit of the code, with '-dirty' if a file differs from it; None outside of a git checkout."""
+  git = lambda *command: subprocess.run(
+    ['git', '-C', str(root), *command], capture_output=True, text=True, check=True, timeout=10
+  ).stdout.strip()
+  try:
+    if pathlib.Path(git('rev-parse', '--show-toplevel')).resolve() != root.resolve():  # installed inside another one
+      return None
+    return git('rev-parse', '--short=12', 'HEAD') + ('-dirty' if git('status', '--porcelain', '-uno') else '')
+  except (OSError, subprocess.SubprocessError):
+    return None
 
 
 def write_summary(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> None:
