@@ -1,5 +1,7 @@
 """Conversions and a check that everything above shares."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -36,7 +38,7 @@ def check_mapping(x: jax.Array, axis_name: str | None) -> None:
   >>> check_mapping(jnp.ones(2), None)
   """
   kind = jax.typeof(x)
-  varying = getattr(getattr(kind, 'manual_axis_type', None), 'varying', None) or getattr(kind, 'vma', ())
+  varying: Any = getattr(getattr(kind, 'manual_axis_type', None), 'varying', None) or getattr(kind, 'vma', ())
   if axis_name is not None and axis_name in varying:
     raise ValueError(
       f'axis_name = {axis_name!r} belongs to jax.shard_map(..., check_vma=True), where gradients would be too large by '
