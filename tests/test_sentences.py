@@ -1,5 +1,6 @@
 """Training on sentences, from the text file to the report: on any devices, interrupted or not, with any method."""
 
+import html
 import json
 
 import chex
@@ -154,6 +155,8 @@ def test_the_report_shows_the_correlations(trained):
   _, workdir, _ = trained
   text = report.report(workdir).read_text()
   assert 'Spearman, stsb, × 100' in text and 'train sentences' in text
+  first = (workdir / 'neighbours.txt').read_text().splitlines()[0]
+  assert f'<pre>{html.escape(first)}\n' in text
 
 
 def test_the_nearest_sentences_are_written(trained):

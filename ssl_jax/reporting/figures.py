@@ -345,8 +345,8 @@ def dots(values: Mapping[str, tuple[float, float | None]], what: str) -> 'Figure
     mark, colour = MARKS[(i + i // len(COLOURS)) % len(MARKS)], COLOURS[i % len(COLOURS)]
     axis.errorbar(mean, i, xerr=spread, fmt=mark, color=colour, ecolor=INK, capsize=3, markersize=8)
     # Above its line, since a long name beside the axis leaves no room for the points.
-    text = f'{mean:.2f}  {short(name, 52)}'
-    axis.annotate(text, (0, i), (0, 7), axis.get_yaxis_transform(), 'offset points', fontsize=9)
+    text = f'{short(name, 52)}: {mean:.2f}'
+    axis.annotate(text, (0, i), (4, 8), axis.get_yaxis_transform(), 'offset points', fontsize=9)
   axis.set(xlabel=what, yticks=range(len(values)), yticklabels=[], ylim=(len(values) - 0.6, -0.8))
   axis.margins(x=0.15)
   return figure

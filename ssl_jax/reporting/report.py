@@ -164,9 +164,10 @@ def _origin(run: FinishedRun) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
-  """
+  """Seconds in words.
+
   >>> [_duration(s) for s in (59.6, 125, 7300)]
-  ['1 min 0 s', '2 min 5 s', '2 h 2 min']
+  ['1 min 0 s', '2 min 5 s', '2 h 1 min']
   """
   minutes, rest = divmod(round(seconds), 60)
   if minutes >= 60:

@@ -334,7 +334,8 @@ def test_measures_during_training_equal_those_of_the_evaluation(tmp_path, capsys
   assert 'uniformity' not in capsys.readouterr().out
   drawn = figures.training(metric_log.read(tmp_path / 'run'))
   assert {'uniformity', 'entropy', 'gaps'} <= drawn.keys()
-  assert [text.get_text() for text in drawn['gaps'].axes[0].get_legend().get_texts()] == ['attracting', 'repelling']
+  (legend,) = figures.chart(drawn['gaps']).legends
+  assert [text.get_text() for text in legend.get_texts()] == ['attracting', 'repelling']
 
 
 def test_evaluations_show_the_centre_crop_of_the_config(tmp_path):
