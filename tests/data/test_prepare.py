@@ -38,7 +38,7 @@ def pixels(count, size=32):
 
 
 def tar(path, files):
-  with tarfile.open(path, 'w:gz') as archive:
+  with tarfile.open(path, 'w:gz', compresslevel=1) as archive:
     for name, content in files.items():
       member = tarfile.TarInfo(name)
       member.size = len(content)
@@ -362,6 +362,8 @@ def test_the_real_cifar(name, tmp_path):
   packed = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(packed)
   train, test, labels = packed.load(name)
+  train, test = train[:5000], test[:1000]  # all of them take minutes
+  labels = {key: values[: len(train if key.startswith('train') else test)] for key, values in labels.items()}
   if name == 'cifar10':
     paths, splits = cifar10(tmp_path, (train, labels['train_label']), (test, labels['test_label']))
   else:
