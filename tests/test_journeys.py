@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import time
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from PIL import Image
 import main
 from configs import base
 from ssl_jax import config
+from ssl_jax import train as loop
 from ssl_jax.data import resolve, sources
 from ssl_jax.evals import knn
 from ssl_jax.evals.evaluate import evaluator_of
 from ssl_jax.run import builder
+from ssl_jax.workdir import metric_log
 from tests.helpers import call, tiny
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -172,6 +175,24 @@ def test_flat_images_are_refused_with_the_way_to_train_and_train_that_way(tmp_pa
   go(unlabeled, *QUICK[1:], path, workdir, '--config.steps', '2')
   assert json.loads((tmp_path / 'run' / 'summary.json').read_text())['images'] == 24
   assert 'compiling' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_first_step_is_shown_at_once_and_compilation_does_not_count(tmp_path, monkeypatch, capsys):
+  calls = loop._calls
+
+  def slow_to_compile(run, step):
+    for place, (steps, count) in enumerate(calls(run, step)):
+      yield (lambda state, steps=steps, place=place: (time.sleep(0 if place else 20), steps(state))[1]), count
+
+  monkeypatch.setattr(loop, '_calls', slow_to_compile)
+  loop.train(tiny(tmp_path, steps=4, **{'eval.k': (), 'log.every_steps': 4}), tmp_path / 'run')
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[1] == 'compiling the training step ...' and lines[2].startswith('compiled in ')
+  assert lines[3].startswith('step 1/4 ') and 'ETA' not in lines[3]
+  assert lines[4].startswith('step 4/4 ') and 'ETA' in lines[4]
+  (row,) = metric_log.read(tmp_path / 'run')  # the first step has no row of its own
+  assert row['images_per_second'] > 4 * 32 / 20
 
 
 # Test images that are training images

@@ -86,7 +86,8 @@ class FinishedRun:
   @property
   def settings(self) -> dict:
     """What the numbers depend on: the config, with the settings of the evaluation, which may differ from the run's."""
-    found = relevant(self.config) | upgrade({'eval': self.evaluation.get('settings', {})})['eval']
+    evaluated = upgrade({'eval': self.evaluation.get('settings', {})})['eval']  # its keys are flat: 'eval.k'
+    found = relevant(self.config) | {key: value for key, value in evaluated.items() if key.startswith('eval.')}
     if found.get('data.source') in ('arrays', 'folder', 'text'):  # a tfds set is identified by its name alone
       found['data.file'] = pathlib.PurePath(self.config['data']['path']).name
     return found

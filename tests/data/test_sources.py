@@ -514,3 +514,36 @@ def test_imagewoof_of_many_shapes_becomes_an_array():
   left, top = (image.width - 320) / 2, (image.height - 320) / 2
   expected = image.resize((64, 64), Image.Resampling.BILINEAR, (left, top, left + 320, top + 320))
   assert abs(images[7].astype(int) - np.asarray(expected).astype(int)).mean() < 2
+
+
+# Parts of one split
+
+
+def test_parts_of_a_tfds_split_that_overlap_share_images(tmp_path):
+  prepare(tmp_path)
+
+  def shared(train, test):
+    data = config('tfds', tmp_path, train_split=train, test_split=test)
+    return sources.shared(*(sources.load(data, split) for split in ('train', 'test')))
+
+  assert (shared('train', 'train'), shared('train', 'train[:50%]'), shared('train[40%:]', 'train[:50%]')) == (10, 5, 1)
+  assert shared('train[50%:]', 'train[:50%]') == 0
+
+
+def test_a_share_of_a_tfds_split_is_held_out(tmp_path):
+  prepare(tmp_path)
+  data = config('tfds', tmp_path, test_split='train', held_out=0.2)
+  train, test = (sources.load(data, split) for split in ('train', 'test'))
+  assert sorted([*train.items, *test.items]) == list(range(10))
+  np.testing.assert_array_equal(np.bincount(test.labels), [1, 1])
+  assert sources.shared(train, test) == 0
+  assert sources.shared(train.in_memory(8), test.in_memory(8)) == 0
+  assert sources.shared(train.in_memory(8), train.in_memory(4)) == 8
+
+
+def test_the_labels_of_a_few_records_are_read_alone(tmp_path):
+  prepare(tmp_path)
+  source = sources.load(config('tfds', tmp_path), 'train')
+  np.testing.assert_array_equal(source.labels_of(np.array([3, 4])), [1, 0])
+  assert source._labels is None
+  assert [source.class_name(label) for label in (1, 7)] == ['dog', 'class 7']
