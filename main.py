@@ -41,6 +41,9 @@ def parse(arguments: Sequence[str]) -> Command:
   overrides = [argument.removeprefix('--config.') for argument in arguments if is_override(argument)]
   runs = [argument for argument in arguments if not is_override(argument)]
   mode, config, workdir = MODE.value, CONFIG.value or '', WORKDIR.value or ''
+  for text in (config, workdir, *arguments):
+    if '\0' in text:
+      raise ValueError(f'{text!r} has a NUL character, which no path or value may have: remove it')
   for argument in runs:
     if mode != 'compare' or argument.startswith('-'):
       raise ValueError(f'{argument!r} is not a flag: give --config, --config.KEY=VALUE, --workdir or --mode')

@@ -1,14 +1,18 @@
 """The numbers of a run on disk: metrics.jsonl and TensorBoard, summary.json and evaluation.json."""
 
+import io
 import json
+import os
 import pathlib
 import re
-from collections.abc import Mapping
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 
-from ssl_jax.workdir import progress
+from ssl_jax.workdir import files, progress
 from ssl_jax.workdir.files import read_json, write_text
 
 # Metrics that older runs wrote under another name.
@@ -38,30 +42,60 @@ def rename(row: Mapping) -> dict:
 def read(workdir: pathlib.Path) -> list[dict]:
   """The rows of metrics.jsonl, without a last line that an interruption cut short."""
   file = workdir / 'metrics.jsonl'
-  rows, lines = [], file.read_text(errors='replace').splitlines() if file.exists() else []
-  for number, line in enumerate(lines, 1):
-    try:
-      row = rename(json.loads(line))
-      row['step']
-    except (ValueError, AttributeError, KeyError) as error:
-      if number < len(lines):
-        raise ValueError(f'line {number} of {file} has no metrics of a step: fix it, or remove it') from error
-      break
-    rows.append(row)
-  return rows
+  if not os.path.lexists(file):
+    return []
+  try:
+    *lines, rest = files.read_bytes(file).split(b'\n')
+  except ValueError as error:
+    raise ValueError(f'{file} cannot be read ({error}): remove it') from None
+  rows = [_row(line) for line in lines]
+  if None in rows:
+    raise ValueError(f'line {rows.index(None) + 1} of {file} has no metrics of a step: fix it, or remove it')
+  last = _row(rest)
+  return [row for row in (*rows, last) if row is not None]
+
+
+def check_history(workdir: pathlib.Path, rows: Sequence[Mapping], step: int) -> None:
+  """Warns if the rows end before `step`, which was logged: the end of metrics.jsonl is lost."""
+  if (last := max((row['step'] for row in rows), default=0)) < step:
+    files.warn(f'{workdir / "metrics.jsonl"} ends at step {last}, and the run had logged step {step}: rows are lost')
+
+
+def read_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+  """The arrays of evaluation.npz; empty if there is none."""
+  file = workdir / 'evaluation.npz'
+  if not os.path.lexists(file):
+    return {}
+  try:
+    with np.load(io.BytesIO(files.read_bytes(file)), allow_pickle=False) as stored:
+      return dict(stored)
+  except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    raise ValueError(f'{file} cannot be read ({files.reason(error)}): remove it, and evaluate again') from error
+
+
+def _row(line: bytes) -> dict | None:
+  """The metrics of a line, or None if it has none."""
+  try:
+    row = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  numbers = isinstance(row, dict) and all(isinstance(value, int | float) for value in row.values())
+  return rename(row) if numbers and type(row.get('step')) is int else None
 
 
 class MetricLog:
   """Writes rows of metrics to metrics.jsonl and TensorBoard. Only the first process writes.
 
-  Opened at step n, it drops the rows after n first, so that a resumed run reads as one run.
+  Opened at step n, it drops the rows after n first, so that a resumed run reads as one run. The rows end at step
+  `logged`, or some are lost.
   """
 
-  def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool):
+  def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool, logged: int = 0):
     self.workdir, self.board, self.file = workdir, None, None
     if jax.process_index() > 0:
       return
     kept = [row for row in read(workdir) if row['step'] <= step] if step else []
+    check_history(workdir, kept, logged)
     write_text(workdir / 'metrics.jsonl', ''.join(json.dumps(row) + '\n' for row in kept))
     self.file = (workdir / 'metrics.jsonl').open('a', buffering=1)
     if tensorboard:
