@@ -9,6 +9,7 @@ python main.py --mode=views --config=configs/cifar10.py
 import difflib
 import pathlib
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
@@ -97,13 +98,18 @@ def run(command: Command) -> None:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command line; a mistake in it ends in one line."""
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
+  logging.set_verbosity(logging.FATAL)  # orbax logs every file, and its errors before it raises them
   try:
     run(parse(argv[1:]))
   except KeyboardInterrupt:
     _exit('interrupted; the same command resumes from the last checkpoint')
   except OSError as error:
-    _exit(error)
+    from ssl_jax.workdir import files
+
+    if not files.is_full(error):
+      _exit(error)
+    place = error.filename or WORKDIR.value or 'the workdir'
+    _exit(f'{place} cannot be written (no space left): make room there, and the same command resumes')
   except ValueError as error:
     # A mistake that this project finds is explained in one line; the error of a library keeps its traceback.
     raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
@@ -118,10 +124,24 @@ def main(argv: Sequence[str]) -> None:
     _exit(error)
 
 
+def _leave_to_the_main_thread() -> None:
+  """Silences the threads of a library that meet a full disk: the main thread is told, and explains it in one line."""
+  in_thread, anywhere = threading.excepthook, sys.unraisablehook
+
+  def known(error):
+    from ssl_jax.workdir import files
+
+    return files.is_full(error) or 'Event loop is closed' in str(error)  # by orbax, when it gives up
+
+  threading.excepthook = lambda given: None if known(given.exc_value) else in_thread(given)
+  sys.unraisablehook = lambda given: None if known(given.exc_value) else anywhere(given)
+
+
 def _exit(message: str | Exception) -> NoReturn:
   sys.exit(f'ssl_jax: {message}')
 
 
 if __name__ == '__main__':
+  _leave_to_the_main_thread()
   # absl does not know the config's keys: it passes them on as arguments.
   app.run(main, flags_parser=lambda argv: flags.FLAGS(argv, known_only=True))

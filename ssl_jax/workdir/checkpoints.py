@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import pathlib
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax.experimental import multihost_utils
 
 from ssl_jax.run.state import State
 from ssl_jax.workdir import checksums, files
-from ssl_jax.workdir.files import reason
+from ssl_jax.workdir.files import is_full, reason
 
 
 class Checkpoints:
@@ -25,6 +26,7 @@ class Checkpoints:
   def __init__(self, workdir: pathlib.Path, identity: Mapping | None = None, keep: int | None = None):
     """`identity` is `Run.identity`, saved for `files.check`. `keep` None: only read, even while a run is writing."""
     self.identity, self.read_only, self.saving = identity, keep is None, -1
+    self.bytes = 0  # of the state that is being saved
     self.intact = _intact(workdir, set_aside=not self.read_only)
     if keep is None:
       options = ocp.CheckpointManagerOptions(read_only=True)
@@ -53,7 +55,7 @@ class Checkpoints:
       parts = ocp.args.Composite(state=ocp.args.StandardSave(state), **parts)
       with self._writing():
         self.manager.wait_until_finished()
-        self.saving = step
+        self.saving, self.bytes = step, sum(x.nbytes for x in jax.tree.leaves(state))
         self.manager.save(step, args=parts)
 
   def restore(self, like: State) -> State:
@@ -96,14 +98,27 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _writing(self) -> Iterator[None]:
-    """Explains an error. Orbax writes in the background, so it may concern the checkpoint before."""
+    """Explains an error. Orbax writes in the background, so it concerns the checkpoint before."""
     try:
       yield
     except (ValueError, OSError) as error:
+      folder = pathlib.Path(self.manager.directory)
+      self._remove_part()
+      free = shutil.disk_usage(folder).free
+      why = (
+        f'no space left: a state has {_size(self.bytes)}, {_size(free)} are free' if is_full(error) else reason(error)
+      )
+      found = files.steps(folder.parent)
+      then = f'resumes at step {found[0]}' if found else 'starts again'
       raise ValueError(
-        f'a checkpoint in {self.manager.directory} cannot be written ({reason(error)}): free some space, and the same '
-        'command resumes from the last complete one'
+        f'checkpoint {self.saving} cannot be written to {folder} ({why}): make room there, and the same command {then}'
       ) from error
+
+  def _remove_part(self) -> None:
+    """Removes a checkpoint that failed, which may be what fills the disk."""
+    if jax.process_index() == 0:
+      for path in pathlib.Path(self.manager.directory).glob(f'{self.saving}.*'):
+        shutil.rmtree(path, ignore_errors=True)
 
   def _write_checksums(self) -> None:
     """Called when a checkpoint is written, but not yet renamed to its final name: it has its checksums from then on."""
@@ -148,6 +163,15 @@ def _damage(workdir: pathlib.Path, damaged: Mapping[int, str]) -> str:
   named = ', '.join(f'{step} ({found})' for step, found in damaged.items())
   one = len(damaged) == 1
   return f'checkpoint{"" if one else "s"} {named} in {workdir / "checkpoints"} {"is" if one else "are"} damaged'
+
+
+def _size(count: int) -> str:
+  """A number of bytes in words.
+
+  >>> _size(91_234_567)
+  '91.23 MB'
+  """
+  return f'{count / 1e6:.2f} MB'
 
 
 def _set_aside(workdir: pathlib.Path, step: int) -> None:

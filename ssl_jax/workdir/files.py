@@ -1,6 +1,7 @@
 """A workdir belongs to one run: who may use it, one trainer at a time, and atomic writes."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -183,8 +184,31 @@ def write_text(file: pathlib.Path, text: str) -> None:
 def write_bytes(file: pathlib.Path, data: bytes) -> None:
   """Writes a file completely or not at all."""
   part = file.with_name(file.name + '.part')
+  with naming(file):
+    try:
+      part.write_bytes(data)
+      part.replace(file)
+    except OSError:
+      with contextlib.suppress(OSError):
+        part.unlink(missing_ok=True)  # it may be what fills the disk
+      raise
+
+
+@contextlib.contextmanager
+def naming(file: pathlib.Path) -> Iterator[None]:
+  """Names the file in an OSError, which does not know it if the file was open."""
   try:
-    part.write_bytes(data)
-    part.replace(file)
+    yield
   except OSError as error:
-    raise OSError(error.errno, error.strerror, str(file)) from error
+    raise OSError(error.errno, error.strerror or str(error), str(file)) from error
+
+
+def is_full(error: BaseException | None) -> bool:
+  """Whether an error, or one that caused it, is that of a full disk."""
+  while error is not None:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+      return True
+    if any(text in str(error) for text in ('No space left on device', 'Disk quota exceeded')):
+      return True
+    error = error.__cause__ or error.__context__
+  return False

@@ -1,13 +1,17 @@
 """The numbers of a run on disk: metrics.jsonl and TensorBoard, summary.json and evaluation.json."""
 
+import contextlib
 import io
 import json
 import os
 import pathlib
 import re
+import socket
+import time
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,6 +29,8 @@ RENAMED = {
   'probe_loss': 'online_probe_loss',
   'probe_train': 'online_probe_train',
 }
+
+FLUSH_SECONDS = 20  # between the times at which TensorBoard's file is up to date
 
 # Keys of summary.json that describe the training; a later call that trains no further leaves them as they are.
 TRAINING_KEYS = ('seconds', 'deterministic', 'device', 'jax', 'peak_memory_gib', 'broken_images_skipped')
@@ -99,22 +105,59 @@ class MetricLog:
     write_text(workdir / 'metrics.jsonl', ''.join(json.dumps(row) + '\n' for row in kept))
     self.file = (workdir / 'metrics.jsonl').open('a', buffering=1)
     if tensorboard:
-      from tensorboardX import SummaryWriter
-
-      self.board = SummaryWriter(str(workdir / 'tensorboard'), purge_step=step + 1)
+      self.board = Board(workdir / 'tensorboard', step + 1)
 
   def write(self, step: int, row: Mapping[str, float]) -> None:
     if self.file:
-      self.file.write(json.dumps({'step': step, **row}) + '\n')
+      with files.naming(self.workdir / 'metrics.jsonl'):
+        self.file.write(json.dumps({'step': step, **row}) + '\n')
     if self.board:
-      for name, value in row.items():
-        self.board.add_scalar(name, value, step)
+      self.board.write(step, row)
 
   def close(self) -> None:
-    if self.file:
-      self.file.close()
-    if self.board:
-      self.board.close()
+    with contextlib.ExitStack() as stack:
+      if self.board:
+        stack.callback(self.board.close)
+      if self.file:
+        stack.enter_context(files.naming(self.workdir / 'metrics.jsonl'))
+        stack.callback(self.file.close)
+
+
+class Board:
+  """A file of scalars for TensorBoard, which hides what it has from step `first` on in older files.
+
+  It is written where it is called: tensorboardX's SummaryWriter has a thread, and blocks for ever once that has failed.
+  """
+
+  def __init__(self, folder: pathlib.Path, first: int):
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.record_writer import RecordWriter
+
+    self.event, self.flushed_at = Event, time.monotonic()
+    self.file = folder / f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}'
+    with files.naming(self.file):
+      folder.mkdir(exist_ok=True)
+      self.records = RecordWriter(str(self.file))
+    self._add(file_version='brain.Event:2')
+    self._add(step=first, session_log=SessionLog(status=SessionLog.START))
+
+  def write(self, step: int, row: Mapping[str, float]) -> None:
+    from tensorboardX import summary
+
+    for name, value in row.items():
+      self._add(step=step, summary=summary.scalar(name, value))
+    if time.monotonic() - self.flushed_at > FLUSH_SECONDS:
+      self.flushed_at = time.monotonic()
+      with files.naming(self.file):
+        self.records.flush()
+
+  def _add(self, **content: Any) -> None:
+    with files.naming(self.file):
+      self.records.write(self.event(wall_time=time.time(), **content).SerializeToString())
+
+  def close(self) -> None:
+    with files.naming(self.file):
+      self.records.close()
 
 
 def write_summary(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> None:
@@ -134,9 +177,8 @@ def write_evaluation(
   if jax.process_index() > 0:
     return
   stem = f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
-  part = workdir / f'{stem}.npz.part'
-  with part.open('wb') as stream:
-    np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
-  part.replace(workdir / f'{stem}.npz')
+  stream = io.BytesIO()
+  np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
+  files.write_bytes(workdir / f'{stem}.npz', stream.getvalue())
   write_text(workdir / f'{stem}.json', json.dumps(results, indent=2, allow_nan=False) + '\n')
   print(progress.sentence(when, {k: v for k, v in progress.accuracies(results).items() if isinstance(v, float)}))

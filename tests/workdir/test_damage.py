@@ -1,22 +1,29 @@
 """Damaged files of a workdir: every command ends in the right result or in one line."""
 
+import collections
+import errno
+import itertools
 import json
 import os
 import pathlib
 import shutil
 import signal
-import textwrap
+import struct
+import subprocess
+import sys
 
 import jax
 import numpy as np
 import pytest
 from absl import flags
+from tensorboardX.proto import event_pb2
 
 import main
 from ssl_jax import train
 from ssl_jax.workdir import checksums, files, metric_log
 from ssl_jax.workdir.checkpoints import Checkpoints
 from tests.helpers import tiny
+from tests.test_main import QUICK, ROOT
 
 SECONDS = 120  # after which a command counts as hanging
 
@@ -115,7 +122,7 @@ def test_damage_names_the_file(tmp_path, kind):
 )
 def test_a_line_without_metrics_is_named(tmp_path, line):
   (tmp_path / 'metrics.jsonl').write_bytes(b'{"step": 1}\n' + line + b'\n')
-  with pytest.raises(ValueError, match='line 2 of .*metrics.jsonl has no metrics of a step: fix it'):
+  with pytest.raises(ValueError, match=r'line 2 of .*metrics.jsonl has no metrics of a step: fix it'):
     metric_log.read(tmp_path)
   (tmp_path / 'metrics.jsonl').write_bytes(b'{"step": 1}\n' + line)
   assert metric_log.read(tmp_path) == [{'step': 1}]
@@ -183,12 +190,151 @@ def command(*arguments):
     signal.signal(signal.SIGALRM, previous)
 
 
-def results(workdir):
-  """What the commands compute, from the files of a workdir."""
-  report = (workdir / 'report.md').read_text() if (workdir / 'report.md').is_file() else ''
-  return {
-    'train': (leaves(workdir), [row.get('loss') for row in metric_log.read(workdir)]),
-    'evaluate': json.loads((workdir / 'evaluation.json').read_text()),
-    'export': (workdir / 'export' / 'encoder.safetensors').read_bytes(),
-    'report': report.replace(str(workdir), ''),
-  }
+def digest(path):
+  return path.read_bytes() if path.is_file() else None
+
+
+def outcome(mode, workdir):
+  """What a command computed, to compare with the same of an intact workdir."""
+  if mode == 'train':
+    return leaves(workdir)
+  if mode == 'evaluate':
+    return json.loads((workdir / 'evaluation.json').read_text())
+  if mode == 'export':
+    return digest(workdir / 'export' / 'encoder.safetensors')
+  return (workdir / 'report.md').read_text().replace(str(workdir), '')
+
+
+def equal(a, b):
+  return same(a, b) if isinstance(a, list) else a == b
+
+
+# The files that each command reads; the others are written, or belong to orbax or TensorBoard.
+READ = {
+  'train': ('checkpoints/', 'config.json', 'metrics.jsonl', 'summary.json', 'tensorboard/', 'neighbours.png'),
+  'evaluate': ('checkpoints/', 'config.json', 'evaluation.'),
+  'export': ('checkpoints/', 'config.json'),
+  'report': ('config.json', 'summary.json', 'evaluation.', 'metrics.jsonl'),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', READ)
+def test_every_damaged_file_ends_in_the_right_result_or_in_one_line(mode, tmp_path, monkeypatch, capsys):
+  """Over 100 cases for `train` alone: five kinds of damage of each file that a command reads."""
+  monkeypatch.setattr('ssl_jax.run.devices.start', lambda *_: None)
+  monkeypatch.setattr('ssl_jax.run.devices.compile_faster', lambda *_: None)
+  choices = {'eval.k': (5,), 'eval.at_end': True, 'eval.linear': (), 'log.tensorboard': True}
+  finish(tmp_path, 'intact', **choices)
+  file = tmp_path / 'config.py'
+  file.write_text(
+    'import pathlib\n\nfrom tests.helpers import tiny\n\n\n'
+    'def get_config():\n'
+    f"  choices = {choices!r} | {{'checkpoint.every_steps': 2}}\n"
+    f'  return tiny(pathlib.Path({str(tmp_path)!r}), steps=4, **choices)\n'
+  )
+  given = [f'--config={file}'] if mode == 'train' else []
+  assert not command(*given, f'--mode={mode}', f'--workdir={tmp_path / "intact"}')
+  expected = outcome(mode, tmp_path / 'intact')
+  names = [
+    str(path.relative_to(tmp_path / 'intact')) for path in sorted((tmp_path / 'intact').rglob('*')) if path.is_file()
+  ]
+  names = [name for name in names if name.startswith(READ[mode])]
+  failures, said = [], collections.Counter()
+  for name, kind in itertools.product(names, KINDS):
+    shutil.rmtree(tmp_path / 'run', ignore_errors=True)
+    shutil.copytree(tmp_path / 'intact', tmp_path / 'run')
+    harm(tmp_path / 'run' / name, kind)
+    capsys.readouterr()
+    try:
+      message = command(*given, f'--mode={mode}', f'--workdir={tmp_path / "run"}')
+      warned = capsys.readouterr().err
+      if message:
+        right = message.startswith('ssl_jax: ') and '\n' not in message
+      else:
+        # A file that is gone is no part of a report, and another checkpoint or lost rows are named.
+        right = ('warning' in warned and mode != 'train') or (mode == 'report' and kind == 'remove')
+        right = right or equal(outcome(mode, tmp_path / 'run'), expected)
+      said['one line' if message else 'warned' if warned else 'as if intact'] += 1
+    except Exception as error:
+      right, message = False, f'{type(error).__name__}: {error}'
+    if not right:
+      failures.append(f'{name}, {kind}: {message or "another result"}')
+  print(mode, dict(said))
+  assert not failures, '\n'.join(failures)
+
+
+# A full disk
+
+
+def test_a_disk_that_fills_during_a_save_is_one_line(tmp_path, monkeypatch):
+  def full(folder):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(checksums, 'write', full)
+  message = (
+    r'^checkpoint 2 cannot be written to .*checkpoints \(no space left: a state has .* MB, .* MB are free\): make'
+  )
+  with pytest.raises(ValueError, match=message):
+    finish(tmp_path)
+  assert not list((tmp_path / 'run' / 'checkpoints').iterdir())  # the part that was written would fill the disk
+
+
+def test_a_disk_that_is_full_for_metrics_is_named(tmp_path):
+  log = metric_log.MetricLog(tmp_path, 0, tensorboard=True)
+  log.file.close()
+  log.file = open('/dev/full', 'a', buffering=1)  # noqa: SIM115
+  with pytest.raises(OSError, match='No space left') as caught:
+    log.write(1, {'loss': 1.0})
+  assert caught.value.filename == str(tmp_path / 'metrics.jsonl') and files.is_full(caught.value)
+  with pytest.raises(OSError, match='No space left'):
+    log.file.close()
+  log.board.records.close()
+  log.file, log.board.records._writer = None, open('/dev/full', 'wb')  # noqa: SIM115
+  with pytest.raises(OSError, match='No space left') as caught:
+    for step in range(10_000):  # more than a buffer, and more than a queue
+      log.write(step, {'loss': 1.0})
+  assert caught.value.filename.startswith(str(tmp_path / 'tensorboard' / 'events.out.tfevents'))
+  with pytest.raises(OSError, match='No space left'):
+    log.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason='only root can mount a small disk')
+@pytest.mark.parametrize('size', ['4k', '16k', '330k'])  # for the first file, the metrics, and one checkpoint
+def test_the_command_on_a_full_disk_prints_one_line(tmp_path, size):
+  disk = tmp_path / 'disk'
+  disk.mkdir()
+  if subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', disk]).returncode:
+    pytest.skip('mount is not allowed here')
+  try:
+    choices = [*QUICK, '--config.log.tensorboard=True', '--config.checkpoint.every_steps=10', '--config.steps=60']
+    choices = choices if size == '330k' else [*choices, '--config.checkpoint.every_steps=0']
+    run = subprocess.run(
+      [sys.executable, 'main.py', *choices, f'--workdir={disk / "run"}'],
+      cwd=ROOT,
+      env=os.environ | {'XLA_FLAGS': ''},
+      capture_output=True,
+      text=True,
+    )
+  finally:
+    subprocess.run(['umount', '-l', disk], check=True)
+  assert run.returncode == 1
+  assert run.stderr.startswith('ssl_jax: ') and run.stderr.count('\n') == 1, run.stderr
+  assert str(disk / 'run') in run.stderr and '(no space left' in run.stderr and 'make room there' in run.stderr
+
+
+def test_tensorboard_reads_the_scalars(tmp_path):
+  log = metric_log.MetricLog(tmp_path, 3, tensorboard=True)
+  log.write(4, {'loss': 0.5, 'knn5': 70.0})
+  log.close()
+  (file,) = (tmp_path / 'tensorboard').iterdir()
+  events, data = [], file.read_bytes()
+  while data:  # a record: its length, the length's checksum, the event, and the event's checksum
+    (length,) = struct.unpack('<Q', data[:8])
+    events.append(event_pb2.Event.FromString(data[12 : 12 + length]))
+    data = data[16 + length :]
+  assert events[0].file_version == 'brain.Event:2'
+  assert (events[1].step, events[1].session_log.status) == (4, event_pb2.SessionLog.START)
+  scalars = [(event.step, value.tag, value.simple_value) for event in events[2:] for value in event.summary.value]
+  assert scalars == [(4, 'loss', 0.5), (4, 'knn5', 70.0)]
