@@ -10,6 +10,7 @@ import difflib
 import pathlib
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
@@ -89,11 +90,17 @@ def run(command: Command) -> None:
   from ssl_jax import train
   from ssl_jax.evals import evaluate
   from ssl_jax.reporting import views
-  from ssl_jax.run import devices
+  from ssl_jax.run import devices, watch
 
   devices.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
   devices.compile_faster(chosen.deterministic)
-  {'train': train.train, 'evaluate': evaluate.evaluate, 'views': views.draw_views}[mode](chosen, workdir)
+  watch.start()
+  try:
+    {'train': train.train, 'evaluate': evaluate.evaluate, 'views': views.draw_views}[mode](chosen, workdir)
+  except train.Interrupted:
+    watch.end()
+    raise
+  watch.end()
 
 
 def main(argv: Sequence[str]) -> None:
@@ -114,13 +121,13 @@ def main(argv: Sequence[str]) -> None:
     # A mistake that this project finds is explained in one line; the error of a library keeps its traceback.
     raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
     if not raised_in.is_relative_to(pathlib.Path(__file__).parent) or '.venv' in raised_in.parts:
-      raise
+      _unexplained(error)
     _exit(error)
   except Exception as error:
     from ssl_jax.train import Diverged, Interrupted
 
     if not isinstance(error, Diverged | Interrupted):
-      raise
+      _unexplained(error)
     _exit(error)
 
 
@@ -138,7 +145,19 @@ def _leave_to_the_main_thread() -> None:
 
 
 def _exit(message: str | Exception) -> NoReturn:
+  watch = sys.modules.get('ssl_jax.run.watch')
+  if watch and watch.active():
+    watch.fail(f'ssl_jax: {message}')
   sys.exit(f'ssl_jax: {message}')
+
+
+def _unexplained(error: Exception) -> NoReturn:
+  """Raises the error of a library, unless it follows from the loss of another process, which is then named."""
+  watch = sys.modules.get('ssl_jax.run.watch')
+  if watch and watch.active():
+    time.sleep(watch.REACTION)
+    watch.fail(''.join(traceback.format_exception(error)))
+  raise error
 
 
 if __name__ == '__main__':

@@ -2,7 +2,6 @@
 
 import collections
 import errno
-import itertools
 import json
 import os
 import pathlib
@@ -219,12 +218,13 @@ READ = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('kind', KINDS)
 @pytest.mark.parametrize('mode', READ)
-def test_every_damaged_file_ends_in_the_right_result_or_in_one_line(mode, tmp_path, monkeypatch, capsys):
-  """Over 100 cases for `train` alone: five kinds of damage of each file that a command reads."""
+def test_every_damaged_file_ends_in_the_right_result_or_in_one_line(mode, kind, tmp_path, monkeypatch, capsys):
+  """One file at a time, of those that a command reads: about 80 files of all commands, in five ways."""
   monkeypatch.setattr('ssl_jax.run.devices.start', lambda *_: None)
   monkeypatch.setattr('ssl_jax.run.devices.compile_faster', lambda *_: None)
-  choices = {'eval.k': (5,), 'eval.at_end': True, 'eval.linear': (), 'log.tensorboard': True}
+  choices = {'eval.k': (5,), 'eval.at_end': True, 'eval.linear': '', 'log.tensorboard': True}
   finish(tmp_path, 'intact', **choices)
   file = tmp_path / 'config.py'
   file.write_text(
@@ -239,9 +239,9 @@ def test_every_damaged_file_ends_in_the_right_result_or_in_one_line(mode, tmp_pa
   names = [
     str(path.relative_to(tmp_path / 'intact')) for path in sorted((tmp_path / 'intact').rglob('*')) if path.is_file()
   ]
-  names = [name for name in names if name.startswith(READ[mode])]
+  names = [name for name in names if name.startswith(READ[mode]) and not name.startswith('checkpoints/2/')]
   failures, said = [], collections.Counter()
-  for name, kind in itertools.product(names, KINDS):
+  for name in names:
     shutil.rmtree(tmp_path / 'run', ignore_errors=True)
     shutil.copytree(tmp_path / 'intact', tmp_path / 'run')
     harm(tmp_path / 'run' / name, kind)
@@ -260,7 +260,7 @@ def test_every_damaged_file_ends_in_the_right_result_or_in_one_line(mode, tmp_pa
       right, message = False, f'{type(error).__name__}: {error}'
     if not right:
       failures.append(f'{name}, {kind}: {message or "another result"}')
-  print(mode, dict(said))
+  print(mode, kind, dict(said))
   assert not failures, '\n'.join(failures)
 
 
