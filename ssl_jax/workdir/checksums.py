@@ -30,6 +30,9 @@ def damage(folder: pathlib.Path, part: str = '') -> str:
     expected = dict(json.loads((folder / NAME).read_bytes()))
   except (ValueError, TypeError, RecursionError):
     return f'{NAME} cannot be read'
+  for name in LATER:
+    if os.path.lexists(folder / name) and not is_regular(folder / name):  # orbax would open it
+      return f'{name} is not a file'
   for name, value in expected.items():
     if name.startswith(part):
       if not os.path.lexists(folder / name):
