@@ -10,6 +10,8 @@ python main.py --mode=prepare --config=configs/cifar10.py    # downloads CIFAR-1
 import difflib
 import pathlib
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
@@ -52,6 +54,9 @@ def parse(arguments: Sequence[str]) -> Command:
       argument = f'{argument}={value}'
     overrides.append(argument.removeprefix('--config.'))
   mode, config, workdir = MODE.value, CONFIG.value or '', WORKDIR.value or ''
+  for text in (config, workdir, *arguments):
+    if '\0' in text:
+      raise ValueError(f'{text!r} has a NUL character, which no path or value may have: remove it')
   for argument in paths:
     if mode not in ('compare', 'prepare') or argument.startswith('-'):
       raise ValueError(f'{argument!r} is not a flag: give --config, --config.KEY=VALUE, --workdir or --mode')
@@ -108,16 +113,22 @@ def run(command: Command) -> None:
   from ssl_jax import train
   from ssl_jax.evals import evaluate
   from ssl_jax.reporting import views
-  from ssl_jax.run import devices
+  from ssl_jax.run import devices, watch
 
   devices.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
   devices.compile_faster(chosen.deterministic)
-  {'train': train.train, 'evaluate': evaluate.evaluate, 'views': views.draw_views}[mode](chosen, workdir)
+  watch.start()
+  try:
+    {'train': train.train, 'evaluate': evaluate.evaluate, 'views': views.draw_views}[mode](chosen, workdir)
+  except train.Interrupted:
+    watch.end()
+    raise
+  watch.end()
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command line; a mistake in it ends in one line."""
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
+  logging.set_verbosity(logging.FATAL)  # orbax logs every file, and its errors before it raises them
   try:
     run(parse(argv[1:]))
   except KeyboardInterrupt:
@@ -127,25 +138,56 @@ def main(argv: Sequence[str]) -> None:
       raise
     _exit(f"{error.name} is not installed: pip install -e '.[train]'")
   except OSError as error:
-    _exit(error)
+    from ssl_jax.workdir import files
+
+    if not files.is_full(error):
+      _exit(error)
+    place = error.filename or WORKDIR.value or 'the workdir'
+    _exit(f'{place} cannot be written (no space left): make room there, and the same command resumes')
   except ValueError as error:
     # A mistake that this project finds is explained in one line; the error of a library keeps its traceback.
     raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
     if not raised_in.is_relative_to(pathlib.Path(__file__).parent) or '.venv' in raised_in.parts:
-      raise
+      _unexplained(error)
     _exit(error)
   except Exception as error:
     from ssl_jax.train import Diverged, Interrupted
 
     if not isinstance(error, Diverged | Interrupted):
-      raise
+      _unexplained(error)
     _exit(error)
 
 
+def _leave_to_the_main_thread() -> None:
+  """Silences the threads of a library that meet a full disk: the main thread is told, and explains it in one line."""
+  in_thread, anywhere = threading.excepthook, sys.unraisablehook
+
+  def known(error):
+    from ssl_jax.workdir import files
+
+    return files.is_full(error) or 'Event loop is closed' in str(error)  # by orbax, when it gives up
+
+  threading.excepthook = lambda given: None if known(given.exc_value) else in_thread(given)
+  sys.unraisablehook = lambda given: None if known(given.exc_value) else anywhere(given)
+
+
 def _exit(message: str | Exception) -> NoReturn:
+  watch = sys.modules.get('ssl_jax.run.watch')
+  if watch and watch.active():
+    watch.fail(f'ssl_jax: {message}')
   sys.exit(f'ssl_jax: {message}')
 
 
+def _unexplained(error: Exception) -> NoReturn:
+  """Raises the error of a library, unless it follows from the loss of another process, which is then named."""
+  watch = sys.modules.get('ssl_jax.run.watch')
+  if watch and watch.active():
+    time.sleep(watch.REACTION)
+    watch.fail(''.join(traceback.format_exception(error)))
+  raise error
+
+
 if __name__ == '__main__':
+  _leave_to_the_main_thread()
   # absl does not know the config's keys: it passes them on as arguments.
   app.run(main, flags_parser=lambda argv: flags.FLAGS(argv, known_only=True))

@@ -66,7 +66,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     if jax.process_index() == 0:
       for name, text in run.modality.files(run.train).items():
         files.write_text(workdir / name, text)
-    log = metric_log.MetricLog(workdir, first, config.log.tensorboard)
+    log = metric_log.MetricLog(workdir, first, config.log.tensorboard, first - len(checkpoints.unlogged()))
     stack.callback(log.close)
     display = progress.create(first, run.total_steps)
     stack.callback(display.close)

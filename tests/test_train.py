@@ -251,9 +251,10 @@ def test_a_workdir_with_an_evaluation_of_other_weights_is_not_trained_in(tmp_pat
     train.train(tiny(tmp_path), tmp_path / 'run')
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path):
+def test_a_damaged_checkpoint_without_checksums_is_named(tmp_path):
   chosen = tiny(tmp_path, steps=2, **{'eval.k': ()})
   train.train(chosen, tmp_path / 'run')
+  (tmp_path / 'run' / 'checkpoints' / '2' / 'checksums.json').unlink()
   for file in (tmp_path / 'run' / 'checkpoints' / '2' / 'state').rglob('*'):
     if file.is_file():
       file.write_bytes(b'')

@@ -9,7 +9,7 @@ import numpy as np
 
 from ssl_jax.evals.evaluate import Evaluator
 from ssl_jax.reporting import contact_sheet
-from ssl_jax.workdir.files import write_text
+from ssl_jax.workdir.files import naming, write_text
 
 
 def draw(evaluator: Evaluator, workdir: pathlib.Path) -> None:
@@ -20,7 +20,9 @@ def draw(evaluator: Evaluator, workdir: pathlib.Path) -> None:
 
 def _draw_images(found: dict[str, np.ndarray], workdir: pathlib.Path) -> None:
   """One row per test image: the image, then its nearest training images."""
-  contact_sheet.draw(found['neighbours'], workdir / 'neighbours.png')
+  file = workdir / 'neighbours.png'
+  with naming(file):  # complete or not at all, whatever is in its place
+    contact_sheet.draw(found['neighbours'], workdir / 'neighbours.png.part').replace(file)
 
 
 def _write_sentences(found: list[tuple[str, list[tuple[float, str]]]], workdir: pathlib.Path) -> None:

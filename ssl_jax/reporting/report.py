@@ -57,18 +57,15 @@ class FinishedRun:
     workdir = pathlib.Path(workdir).expanduser()
     load = lambda name: read_json(workdir / name) if (workdir / name).exists() else {}
     config = load('config.json')
-    arrays = {}
-    if (workdir / 'evaluation.npz').exists():
-      with np.load(workdir / 'evaluation.npz', allow_pickle=False) as stored:
-        arrays = dict(stored)
     found = cls(
       workdir,
       config=upgrade(config) if config else {},
       summary=metric_log.rename(load('summary.json')),
       evaluation=load('evaluation.json'),
-      arrays=arrays,
+      arrays=metric_log.read_arrays(workdir),
       rows=metric_log.read(workdir),
     )
+    metric_log.check_history(workdir, found.rows, found.summary.get('steps', 0))
     if not (found.rows or found.summary or found.evaluation):
       raise ValueError(f'--workdir={str(workdir)!r} has nothing to report: train or evaluate there first')
     return found

@@ -1,32 +1,47 @@
 """Orbax checkpoints of the training state. Nothing is unpickled."""
 
 import contextlib
+import itertools
 import pathlib
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from ssl_jax.run.state import State
-from ssl_jax.workdir.files import reason
+from ssl_jax.workdir import checksums, files
+from ssl_jax.workdir.files import is_full, reason
 
 
 class Checkpoints:
-  """The newest checkpoints of one workdir, each complete or absent, written in the background."""
+  """The newest checkpoints of one workdir, each complete or absent, written in the background.
+
+  Each has checksums of its files. The newest one whose files match them is read; damaged ones after it are skipped
+  with a warning, and a run that trains moves them to WORKDIR/damaged first.
+  """
 
   def __init__(self, workdir: pathlib.Path, identity: Mapping | None = None, keep: int | None = None):
     """`identity` is `Run.identity`, saved for `files.check`. `keep` None: only read, even while a run is writing."""
-    self.identity = identity
+    self.identity, self.read_only, self.saving = identity, keep is None, -1
+    self.bytes = 0  # of the state that is being saved
+    self.intact = _intact(workdir, set_aside=not self.read_only)
     if keep is None:
       options = ocp.CheckpointManagerOptions(read_only=True)
     else:
-      options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
-    names = ('state', 'config', 'unlogged')
+      options = ocp.CheckpointManagerOptions(
+        max_to_keep=keep,
+        cleanup_tmp_directories=True,
+        async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
+      )
+    names = ('state', 'config', 'unlogged', 'clock')
     self.manager = ocp.CheckpointManager(workdir / 'checkpoints', options=options, item_names=names)
 
   def latest(self) -> int | None:
-    """The step of the newest checkpoint."""
-    return self.manager.latest_step()
+    """The step of the newest checkpoint that is not damaged."""
+    return self.intact if self.read_only else self.manager.latest_step()
 
   def save(self, state: State, unlogged: Sequence[Mapping] = (), seconds: float = 0.0) -> None:
     """Saves a state of host arrays, unless its step is saved already.
@@ -35,11 +50,13 @@ class Checkpoints:
     """
     step = int(state.step)
     if step not in self.manager.all_steps():
-      parts = {'config': self.identity, 'unlogged': list(unlogged)}
+      parts = {'config': self.identity, 'unlogged': list(unlogged), 'clock': {'seconds': seconds}}
       parts = {name: ocp.args.JsonSave(part) for name, part in parts.items()}
       parts = ocp.args.Composite(state=ocp.args.StandardSave(state), **parts)
       with self._writing():
-        self.manager.save(step, args=parts, custom_metadata={'seconds': seconds})
+        self.manager.wait_until_finished()
+        self.saving, self.bytes = step, sum(x.nbytes for x in jax.tree.leaves(state))
+        self.manager.save(step, args=parts)
 
   def restore(self, like: State) -> State:
     """The newest state, with the shapes and types of `like`."""
@@ -60,8 +77,11 @@ class Checkpoints:
 
   def seconds(self) -> float:
     """How long the run had trained at the newest checkpoint; 0 if the checkpoint does not say."""
-    step = self.latest()
-    return 0.0 if step is None else (self.manager.metadata(step).custom_metadata or {}).get('seconds', 0.0)
+    if (step := self.latest()) is None:
+      return 0.0
+    if not (self.manager.directory / str(step) / 'clock').exists():  # of an older run
+      return (self.manager.metadata(step).custom_metadata or {}).get('seconds', 0.0)
+    return self._read(step, clock=ocp.args.JsonRestore())['seconds']
 
   def _read(self, step: int, **part: ocp.args.CheckpointArgs) -> Any:
     """One part of a checkpoint; a ValueError that names the checkpoint if it is damaged."""
@@ -78,17 +98,91 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _writing(self) -> Iterator[None]:
-    """Explains an error. Orbax writes in the background, so it may concern the checkpoint before."""
+    """Explains an error. Orbax writes in the background, so it concerns the checkpoint before."""
     try:
       yield
     except (ValueError, OSError) as error:
+      folder = pathlib.Path(self.manager.directory)
+      self._remove_part()
+      free = shutil.disk_usage(folder).free
+      why = (
+        f'no space left: a state has {_size(self.bytes)}, {_size(free)} are free' if is_full(error) else reason(error)
+      )
+      found = files.steps(folder.parent)
+      then = f'resumes at step {found[0]}' if found else 'starts again'
       raise ValueError(
-        f'a checkpoint in {self.manager.directory} cannot be written ({reason(error)}): free some space, and the same '
-        'command resumes from the last complete one'
+        f'checkpoint {self.saving} cannot be written to {folder} ({why}): make room there, and the same command {then}'
       ) from error
+
+  def _remove_part(self) -> None:
+    """Removes a checkpoint that failed, which may be what fills the disk."""
+    if jax.process_index() == 0:
+      for path in pathlib.Path(self.manager.directory).glob(f'{self.saving}.*'):
+        shutil.rmtree(path, ignore_errors=True)
+
+  def _write_checksums(self) -> None:
+    """Called when a checkpoint is written, but not yet renamed to its final name: it has its checksums from then on."""
+    if jax.process_index() == 0:
+      (folder,) = (path for path in self.manager.directory.iterdir() if path.name.split('.')[0] == str(self.saving))
+      checksums.write(pathlib.Path(folder))
 
   def close(self) -> None:
     """Waits until everything is written."""
     with self._writing():
       self.manager.wait_until_finished()
     self.manager.close()
+
+
+def _intact(workdir: pathlib.Path, *, set_aside: bool) -> int | None:
+  """The newest step whose files match their checksums, which every process finds for itself."""
+  known, damaged = files.steps(workdir), {}
+  for step in known:
+    if not (found := checksums.damage(workdir / 'checkpoints' / str(step))):
+      break
+    damaged[step] = found
+    if files.steps(workdir)[:1] != known[:1]:  # a run is writing, and has removed what was read here
+      return _intact(workdir, set_aside=set_aside)
+  else:
+    step = None
+  if damaged and step is None:
+    raise ValueError(f'{_damage(workdir, damaged)}: remove {workdir / "checkpoints"}, and the run starts again')
+  if damaged:
+    moved = f' and moved to {workdir / "damaged"}' if set_aside else ''
+    files.warn(f'{_damage(workdir, damaged)}{moved}: step {step} is used')
+  if damaged and set_aside:
+    _together('damaged checkpoints are known')
+    if jax.process_index() == 0:
+      for number in damaged:
+        _set_aside(workdir, number)
+    _together('damaged checkpoints are set aside')
+  return step
+
+
+def _damage(workdir: pathlib.Path, damaged: Mapping[int, str]) -> str:
+  """Names damaged checkpoints in one line."""
+  named = ', '.join(f'{step} ({found})' for step, found in damaged.items())
+  one = len(damaged) == 1
+  return f'checkpoint{"" if one else "s"} {named} in {workdir / "checkpoints"} {"is" if one else "are"} damaged'
+
+
+def _size(count: int) -> str:
+  """A number of bytes in words.
+
+  >>> _size(91_234_567)
+  '91.23 MB'
+  """
+  return f'{count / 1e6:.2f} MB'
+
+
+def _set_aside(workdir: pathlib.Path, step: int) -> None:
+  """Moves a damaged checkpoint out of the way of the one that the run will write again."""
+  (workdir / 'damaged').mkdir(exist_ok=True)
+  names = itertools.chain([str(step)], (f'{step}_{n}' for n in itertools.count(2)))
+  free = next(name for name in names if not (workdir / 'damaged' / name).exists())
+  (workdir / 'checkpoints' / str(step)).rename(workdir / 'damaged' / free)
+
+
+def _together(name: str) -> None:
+  """Waits for the other processes."""
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(name)

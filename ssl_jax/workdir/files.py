@@ -1,23 +1,28 @@
 """A workdir belongs to one run: who may use it, one trainer at a time, and atomic writes."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import pathlib
 import re
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 
 from ssl_jax.config import HARMLESS, difference, split_options
+from ssl_jax.workdir import checksums
 
 try:
   import fcntl
 except ImportError:  # Windows
   fcntl = None  # type: ignore[assignment]
 
+DEEPEST = 50  # levels of a JSON file
 LONGEST_NAME = 80  # characters of a default workdir's name
 FOUND = ('images', 'words')  # keys of an identity's `data` that no config has: known once the data is loaded
 
@@ -54,15 +59,27 @@ def writable(workdir: str | os.PathLike) -> pathlib.Path:
     ) from None
 
 
-def newest_step(workdir: str | os.PathLike) -> int | None:
-  """The step of the newest complete checkpoint of a workdir, if there is one."""
-  names = [path.name for path in (pathlib.Path(workdir).expanduser() / 'checkpoints').glob('*')]
-  return max((int(name) for name in names if name.isdigit()), default=None)  # incomplete ones have other names
+def steps(workdir: str | os.PathLike) -> list[int]:
+  """The steps of the complete checkpoints of a workdir, the newest first."""
+  folder = pathlib.Path(workdir).expanduser() / 'checkpoints'
+  if os.path.lexists(folder) and not folder.is_dir():
+    raise ValueError(f'{folder} is not a directory: remove it, or give another --workdir')
+  names = [path.name for path in folder.glob('*')]
+  return sorted((int(name) for name in names if name.isdecimal()), reverse=True)  # incomplete ones have other names
 
 
 def saved(workdir: str | os.PathLike) -> bool:
   """Whether a workdir has a checkpoint."""
-  return newest_step(workdir) is not None
+  return bool(steps(workdir))
+
+
+def _owner(workdir: pathlib.Path) -> dict | None:
+  """The identity of the run that saved the newest checkpoint; of the one before it if that part of it is damaged."""
+  for step in steps(workdir):
+    folder = workdir / 'checkpoints' / str(step)
+    if not checksums.damage(folder, 'config/'):
+      return read_json(folder / 'config' / 'metadata')  # as orbax lays it out
+  return None
 
 
 def check(workdir: str | os.PathLike, identity: Mapping, *, trains: bool = False) -> pathlib.Path:
@@ -74,8 +91,7 @@ def check(workdir: str | os.PathLike, identity: Mapping, *, trains: bool = False
   """
   folder = pathlib.Path(workdir).expanduser()
   refuse = lambda why: ValueError(f'--workdir={str(workdir)!r} holds {why}: give another directory')
-  if (step := newest_step(folder)) is not None:
-    owner = read_json(folder / 'checkpoints' / str(step) / 'config' / 'metadata')  # as orbax lays it out
+  if (owner := _owner(folder)) is not None:
     data = {key: x for key, x in owner['data'].items() if key in identity['data'] or key not in FOUND}
     if differs := difference({**owner, 'data': data}, identity):
       raise refuse(f'a run of another config ({differs})')
@@ -124,16 +140,39 @@ def read_config(workdir: str | os.PathLike) -> dict:
 def read_json(file: pathlib.Path) -> dict:
   """The content of a JSON file that this project wrote; a ValueError that names it if it is damaged."""
   try:
-    content = json.loads(file.read_text())
+    content = json.loads(read_bytes(file))
     if not isinstance(content, dict):
       raise ValueError('not a mapping')
+    if not _shallow(content, DEEPEST):
+      raise ValueError(f'nested more than {DEEPEST} deep')
     return content
-  except (ValueError, FileNotFoundError) as error:
+  except (ValueError, OSError, RecursionError) as error:
     raise ValueError(f'{file} cannot be read ({reason(error)}): fix it, or remove it') from error
+
+
+def _shallow(content: Any, levels: int) -> bool:
+  """Whether a tree of dicts and lists has at most so many levels."""
+  children = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+  return levels > 0 and all(_shallow(child, levels - 1) for child in children)
+
+
+def read_bytes(file: pathlib.Path) -> bytes:
+  """The content of a file. A FIFO or a device is an error: reading it could wait forever."""
+  if file.exists() and not checksums.is_regular(file):
+    raise ValueError('not a file')
+  return file.read_bytes()
+
+
+def warn(text: str) -> None:
+  """Prints a warning in one line. Only the first process prints."""
+  if jax.process_index() == 0:
+    print(f'ssl_jax: warning: {text}', file=sys.stderr, flush=True)
 
 
 def reason(error: Exception) -> str:
   """The first line of an error's message."""
+  if isinstance(error, OSError) and error.strerror:
+    return error.strerror
   return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
@@ -145,8 +184,31 @@ def write_text(file: pathlib.Path, text: str) -> None:
 def write_bytes(file: pathlib.Path, data: bytes) -> None:
   """Writes a file completely or not at all."""
   part = file.with_name(file.name + '.part')
+  with naming(file):
+    try:
+      part.write_bytes(data)
+      part.replace(file)
+    except OSError:
+      with contextlib.suppress(OSError):
+        part.unlink(missing_ok=True)  # it may be what fills the disk
+      raise
+
+
+@contextlib.contextmanager
+def naming(file: pathlib.Path) -> Iterator[None]:
+  """Names the file in an OSError, which does not know it if the file was open."""
   try:
-    part.write_bytes(data)
-    part.replace(file)
+    yield
   except OSError as error:
-    raise OSError(error.errno, error.strerror, str(file)) from error
+    raise OSError(error.errno, error.strerror or str(error), str(file)) from error
+
+
+def is_full(error: BaseException | None) -> bool:
+  """Whether an error, or one that caused it, is that of a full disk."""
+  while error is not None:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+      return True
+    if any(text in str(error) for text in ('No space left on device', 'Disk quota exceeded')):
+      return True
+    error = error.__cause__ or error.__context__
+  return False

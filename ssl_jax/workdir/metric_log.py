@@ -1,16 +1,23 @@
 """The numbers of a run on disk: metrics.jsonl and TensorBoard, summary.json and evaluation.json."""
 
+import contextlib
+import io
 import json
+import os
 import pathlib
 import re
+import socket
 import subprocess
-from collections.abc import Mapping
+import time
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from ssl_jax.workdir import progress
+from ssl_jax.workdir import files, progress
 from ssl_jax.workdir.files import read_json, write_text
 
 # Metrics that older runs wrote under another name.
@@ -23,6 +30,8 @@ RENAMED = {
   'probe_loss': 'online_probe_loss',
   'probe_train': 'online_probe_train',
 }
+
+FLUSH_SECONDS = 20  # between the times at which TensorBoard's file is up to date
 
 # Keys of summary.json that describe the training; a later call that trains no further leaves them as they are.
 TRAINING_KEYS = (
@@ -52,49 +61,116 @@ def examples(results: Mapping) -> Any:
 def read(workdir: pathlib.Path) -> list[dict]:
   """The rows of metrics.jsonl, without a last line that an interruption cut short."""
   file = workdir / 'metrics.jsonl'
-  rows, lines = [], file.read_text(errors='replace').splitlines() if file.exists() else []
-  for number, line in enumerate(lines, 1):
-    try:
-      row = rename(json.loads(line))
-      row['step']
-    except (ValueError, AttributeError, KeyError) as error:
-      if number < len(lines):
-        raise ValueError(f'line {number} of {file} has no metrics of a step: fix it, or remove it') from error
-      break
-    rows.append(row)
-  return rows
+  if not os.path.lexists(file):
+    return []
+  try:
+    *lines, rest = files.read_bytes(file).split(b'\n')
+  except ValueError as error:
+    raise ValueError(f'{file} cannot be read ({error}): remove it') from None
+  rows = [_row(line) for line in lines]
+  if None in rows:
+    raise ValueError(f'line {rows.index(None) + 1} of {file} has no metrics of a step: fix it, or remove it')
+  last = _row(rest)
+  return [row for row in (*rows, last) if row is not None]
+
+
+def check_history(workdir: pathlib.Path, rows: Sequence[Mapping], step: int) -> None:
+  """Warns if the rows end before `step`, which was logged: the end of metrics.jsonl is lost."""
+  if (last := max((row['step'] for row in rows), default=0)) < step:
+    files.warn(f'{workdir / "metrics.jsonl"} ends at step {last}, and the run had logged step {step}: rows are lost')
+
+
+def read_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+  """The arrays of evaluation.npz; empty if there is none."""
+  file = workdir / 'evaluation.npz'
+  if not os.path.lexists(file):
+    return {}
+  try:
+    with np.load(io.BytesIO(files.read_bytes(file)), allow_pickle=False) as stored:
+      return dict(stored)
+  except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    raise ValueError(f'{file} cannot be read ({files.reason(error)}): remove it, and evaluate again') from error
+
+
+def _row(line: bytes) -> dict | None:
+  """The metrics of a line, or None if it has none."""
+  try:
+    row = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  numbers = isinstance(row, dict) and all(isinstance(value, int | float) for value in row.values())
+  return rename(row) if numbers and type(row.get('step')) is int else None
 
 
 class MetricLog:
   """Writes rows of metrics to metrics.jsonl and TensorBoard. Only the first process writes.
 
-  Opened at step n, it drops the rows after n first, so that a resumed run reads as one run.
+  Opened at step n, it drops the rows after n first, so that a resumed run reads as one run. The rows end at step
+  `logged`, or some are lost.
   """
 
-  def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool):
+  def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool, logged: int = 0):
     self.workdir, self.board, self.file = workdir, None, None
     if jax.process_index() > 0:
       return
     kept = [row for row in read(workdir) if row['step'] <= step] if step else []
+    check_history(workdir, kept, logged)
     write_text(workdir / 'metrics.jsonl', ''.join(json.dumps(row) + '\n' for row in kept))
     self.file = (workdir / 'metrics.jsonl').open('a', buffering=1)
     if tensorboard:
-      from tensorboardX import SummaryWriter
-
-      self.board = SummaryWriter(str(workdir / 'tensorboard'), purge_step=step + 1)
+      self.board = Board(workdir / 'tensorboard', step + 1)
 
   def write(self, step: int, row: Mapping[str, float]) -> None:
     if self.file:
-      self.file.write(json.dumps({'step': step, **row}) + '\n')
+      with files.naming(self.workdir / 'metrics.jsonl'):
+        self.file.write(json.dumps({'step': step, **row}) + '\n')
     if self.board:
-      for name, value in row.items():
-        self.board.add_scalar(name, value, step)
+      self.board.write(step, row)
 
   def close(self) -> None:
-    if self.file:
-      self.file.close()
-    if self.board:
-      self.board.close()
+    with contextlib.ExitStack() as stack:
+      if self.board:
+        stack.callback(self.board.close)
+      if self.file:
+        stack.enter_context(files.naming(self.workdir / 'metrics.jsonl'))
+        stack.callback(self.file.close)
+
+
+class Board:
+  """A file of scalars for TensorBoard, which hides what it has from step `first` on in older files.
+
+  It is written where it is called: tensorboardX's SummaryWriter has a thread, and blocks for ever once that has failed.
+  """
+
+  def __init__(self, folder: pathlib.Path, first: int):
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.record_writer import RecordWriter
+
+    self.event, self.flushed_at = Event, time.monotonic()
+    self.file = folder / f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}'
+    with files.naming(self.file):
+      folder.mkdir(exist_ok=True)
+      self.records = RecordWriter(str(self.file))
+    self._add(file_version='brain.Event:2')
+    self._add(step=first, session_log=SessionLog(status=SessionLog.START))
+
+  def write(self, step: int, row: Mapping[str, float]) -> None:
+    from tensorboardX import summary
+
+    for name, value in row.items():
+      self._add(step=step, summary=summary.scalar(name, value))
+    if time.monotonic() - self.flushed_at > FLUSH_SECONDS:
+      self.flushed_at = time.monotonic()
+      with files.naming(self.file):
+        self.records.flush()
+
+  def _add(self, **content: Any) -> None:
+    with files.naming(self.file):
+      self.records.write(self.event(wall_time=time.time(), **content).SerializeToString())
+
+  def close(self) -> None:
+    with files.naming(self.file):
+      self.records.close()
 
 
 def commit(root: pathlib.Path = pathlib.Path(__file__).parents[2]) -> str | None:
@@ -127,9 +203,8 @@ def write_evaluation(
   if jax.process_index() > 0:
     return
   stem = f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
-  part = workdir / f'{stem}.npz.part'
-  with part.open('wb') as stream:
-    np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
-  part.replace(workdir / f'{stem}.npz')
+  stream = io.BytesIO()
+  np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
+  files.write_bytes(workdir / f'{stem}.npz', stream.getvalue())
   write_text(workdir / f'{stem}.json', json.dumps(results, indent=2, allow_nan=False) + '\n')
   print(progress.sentence(when, {k: v for k, v in progress.accuracies(results).items() if isinstance(v, float)}))
