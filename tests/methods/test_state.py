@@ -466,6 +466,37 @@ def torch_predict(weights, view):
   return torch.nn.functional.normalize(colour @ weights[0] @ weights[1] @ weights[2], dim=1)
 
 
+def torch_repulsion(loss, x, y):
+  """The term of the negatives of one pair of views, in which the negatives of x are the y of other images."""
+  of_queries = []
+  for i, query in enumerate(x):
+    apart = torch.stack([(query - other).pow(2).sum() for j, other in enumerate(y) if j != i])
+    weights = torch.softmax(-2 * apart, dim=0) if loss == 'cacr' else torch.full_like(apart, 1 / len(apart))
+    of_queries.append((weights * torch.exp(-2 * apart)).sum())
+  return torch.log(sum(of_queries) / len(of_queries))
+
+
+@DEVICES
+@pytest.mark.parametrize('loss', ['align_uniform', 'cacr'])
+def test_the_logarithm_of_a_mean_is_taken_for_each_pair_of_views(loss, devices):
+  """AU-CL, and CACR with the RBF cost (Eq. 13-14), as the CACR authors compute them with several views."""
+  parameters = (('cost', 'rbf'),) if loss == 'cacr' else ()
+  states, values = trace('simclr', devices, loss=loss, parameters=parameters, tau=None, by_view_pair=True, views=3)
+  for step, (views, _) in enumerate(itertools.islice(batches(3), 4)):
+
+    def value(weights, views=views):
+      colours = [torch.tensor(np.float64(view).mean(axis=(1, 2))) for view in views]
+      z = [torch.nn.functional.normalize(colour @ weights[0] @ weights[1], dim=1) for colour in colours]
+      attraction = []
+      for v, i in itertools.product(range(3), range(BATCH)):
+        cost = torch.stack([(z[v][i] - z[w][i]).pow(2).sum() for w in range(3) if w != v])
+        attraction.append((torch.softmax(cost, dim=0) * cost).sum() if loss == 'cacr' else cost.mean())
+      repulsion = [torch_repulsion(loss, z[x], z[y]) for x, y in itertools.combinations(range(3), 2)]
+      return sum(attraction) / len(attraction) + sum(repulsion) / len(repulsion)
+
+    check_step(states, values, step, value)
+
+
 @DEVICES
 def test_moco_v3_is_its_loop(devices):
   states, values = trace('moco_v3', devices, momentum=0.7)
