@@ -114,6 +114,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.eval.data.train_split = ''  # a labeled split, if `data` trains on an unlabeled one
   config.eval.data.test_split = ''  # of either dataset
   config.eval.sts = ''  # text only: a folder of NAME.tsv with scored sentence pairs
+  config.eval.transfer = ''  # text only, --mode=evaluate: a folder of NAME.tsv with labeled sentences (SentEval)
   config.eval.file = ''  # --mode=evaluate: an .npz with features to evaluate instead of a checkpoint
   return options(config, arg)
 

@@ -62,7 +62,10 @@ VARIANTS = {
   'dclw': {'loss': dict(name='decoupled_weighted', sigma=0.5), 'temperature': TENTH},
   'macl': {'loss': dict(name='macl', tau0=0.1, alpha=0.5), 'temperature': NONE},
   'align_uniform': {'loss': dict(name='align_uniform', t=2.0), 'temperature': NONE},
-  'hard_negative': {'loss': dict(name='hard_negative', beta=1.0), 'temperature': dict(name='constant', tau=0.5)},
+  'hard_negative': {
+    'loss': dict(name='hard_negative', beta=1.0, tau_plus=0.1),  # tau_plus: of HCL's code
+    'temperature': dict(name='constant', tau=0.5),
+  },
   # Qiu et al. 2023: one learned temperature per image.
   'isogclr': {'method': dict(name='isogclr'), 'loss': dict(name='robust_contrastive', rho=0.3), 'temperature': NONE},
   # Lee 2025, A.4: alpha and lam of its CIFAR-10 rows. The paper prints no schedule, and a constant learning rate gives

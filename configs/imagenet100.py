@@ -24,8 +24,12 @@ WANG_LIU = {
 VARIANTS = {
   **imagenet.VARIANTS,
   'any_folder': {'data.source': 'folder', 'data.classes': '', 'data.name': 'folder'},
-  # CACR C.2: half the batch size.
-  **{name: {**imagenet.VARIANTS[name], 'batch_size': 128} for name in imagenet.VARIANTS if 'moco' in name},
+  # CACR C.2: half the batch size for MoCo v2.
+  **{
+    name: {**recipe, 'batch_size': 128}
+    for name, recipe in imagenet.VARIANTS.items()
+    if recipe.get('method', {}).get('name') == 'moco'
+  },
   # Wang & Liu 2021, sec. 5: the whole bank, or its hardest 3.4 %.
   'memory_bank': {**WANG_LIU, 'method': dict(name='memory_bank', negatives=0)},
   'memory_bank_hard': {**WANG_LIU, 'method': dict(name='memory_bank'), 'loss': dict(name='hard', fraction=0.034)},

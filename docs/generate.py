@@ -254,7 +254,7 @@ def names() -> str:
     return '\n'.join(lines)
 
   common = tuple(methods.Method.__dataclass_fields__)
-  given = ('pos', 'neg', 'where', 'axis_name', 'temperature', 'z1', 'z2')
+  given = ('pos', 'neg', 'where', 'view_pairs', 'axis_name', 'temperature', 'z1', 'z2')
   other = {name: loss for kind in methods.METHODS.values() for name, loss in kind.accepts.items()}
   other = {name: loss for name, loss in other.items() if name not in losses.CONTRASTIVE}
   listed = lambda found: ', '.join(f'`{name}`' for name in found)

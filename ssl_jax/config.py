@@ -114,7 +114,8 @@ RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
 # Keys that change neither what a run computes nor how it is evaluated.
 IRRELEVANT = (
   *(key for key in HARMLESS if key != 'eval'),
-  *(f'eval.{key}' for key in ('every_epochs', 'measures', 'at_start', 'at_end', 'batch_size', 'data.path', 'sts')),
+  *(f'eval.{key}' for key in ('every_epochs', 'measures', 'at_start', 'at_end', 'batch_size', 'data.path')),
+  *('eval.sts', 'eval.transfer'),
 )
 
 

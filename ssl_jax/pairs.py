@@ -164,18 +164,22 @@ def with_keys(
 ) -> Pairs:
   """The keys of other instances are the negatives (MoCo v3; one direction of a symmetric loss).
 
-  `query` and `key` are `[B, D]`, two views of the same instances, usually from two encoders.
+  `query` is `[B, D]`, `key` `[B, D]` or, for K positives, `[B, K, D]`: views of the same instances, usually from two
+  encoders. All K keys of every other instance are negatives, instance by instance.
 
   >>> pos, neg, where = with_keys(jnp.eye(3), jnp.eye(3))
   >>> pos.shape, neg.shape, int(where[0].sum())
   ((3, 1), (3, 3), 2)
   """
-  chex.assert_rank([query, key], 2)
-  chex.assert_equal_shape([query, key])
+  chex.assert_rank([query, key], [2, {2, 3}])
+  key = key[:, None] if key.ndim == 2 else key
+  count = key.shape[1]
+  chex.assert_shape(key, (query.shape[0], count, query.shape[1]))
   query, key = _prepare(query, similarity), _prepare(key, similarity)
   keys = gather(key, axis_name)
   own, instances = _instances(query.shape[0], keys.shape[0], axis_name)
-  pos = _row_similarities(query, key, similarity)[:, None]
+  pos = _row_similarities(query[:, None], key, similarity)
+  keys, instances = keys.reshape(-1, query.shape[1]), jnp.repeat(instances, count)
   return Pairs(pos, *_negatives(query, keys, own, instances, similarity, block))
 
 

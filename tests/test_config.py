@@ -9,8 +9,9 @@ import jax
 import pytest
 
 from configs import base
-from ssl_jax import config, methods, models
+from ssl_jax import config, methods, models, temperature
 from ssl_jax.data import imbalance, views
+from ssl_jax.run import optimizers
 
 CONFIGS = sorted(p for p in pathlib.Path('configs').glob('*.py') if p.stem not in ('__init__', 'base'))
 
@@ -33,6 +34,33 @@ def test_every_recipe_of_large_images_makes_a_network(path):
     jax.eval_shape(method.init, jax.random.key(0), images)
     views.image_views(chosen, on_device=True)
     imbalance.create(chosen.imbalance)
+
+
+def test_kukleva_sees_a_whole_period_on_imagenet():
+  for path in ('configs/imagenet.py:kukleva', 'configs/imagenet100.py:kukleva,long_tail'):
+    chosen = config.load(path)
+    schedule = temperature.from_config(chosen.temperature, steps_per_epoch=10, total_steps=10 * chosen.epochs)
+    found = [float(schedule.at({}, round(part * 10 * chosen.epochs))) for part in (0, 0.5, 1)]
+    assert found == pytest.approx([1.0, 0.1, 1.0])
+
+
+@pytest.mark.parametrize(
+  ('variant', 'epochs', 'peak', 'momentum', 'tau'),
+  [('moco_v3', 800, 4.8, 0.996, 1.0), ('moco_v3_vit', 300, 2.4e-3, 0.99, 0.2)],
+)
+def test_cacr_on_moco_v3_differs_from_it_only_in_the_loss_and_the_views(variant, epochs, peak, momentum, tau):
+  plain, cacr = (config.load(f'configs/imagenet.py:{name}') for name in (variant, f'cacr_{variant}'))
+  assert (plain.epochs, plain.batch_size, plain.temperature.tau) == (epochs, 4096, tau)
+  assert optimizers.peak_learning_rate(plain.optimizer, plain.batch_size) == pytest.approx(peak)
+  built = [methods.create(c, steps_per_epoch=1, total_steps=1) for c in (plain, cacr)]
+  assert [(m.momentum, m.final_momentum, m.keys_together) for m in built] == [
+    (momentum, 1.0, False),
+    (momentum, 1.0, True),
+  ]
+  plain, cacr = config.flatten(plain), config.flatten(cacr)
+  differ = {key for key in plain.keys() | cacr.keys() if plain.get(key) != cacr.get(key)}
+  assert {key.split('.')[0] for key in differ} == {'views', 'loss', 'temperature', 'method'}
+  assert cacr['views'] == 5, 'four positives'
 
 
 def test_every_key_has_a_comment():

@@ -255,6 +255,15 @@ class OtherLossesTest(absltest.TestCase):
     actual = losses.decoupled_weighted(equal, neg, 0.2)
     np.testing.assert_allclose(actual, losses.decoupled(equal, neg, 0.2), rtol=1e-5)
 
+  def test_the_queries_of_each_pair_of_views_are_a_group(self):
+    rng = np.random.default_rng(0)
+    pos, neg = (jnp.asarray(rng.uniform(-1, 1, size=(6, n)), jnp.float32) for n in (2, 5))
+    for loss in (losses.align_uniform, functools.partial(losses.cacr, cost='rbf')):
+      expected = jnp.concatenate([loss(pos[i : i + 2], neg[i : i + 2]) for i in (0, 2, 4)])
+      np.testing.assert_allclose(loss(pos, neg, view_pairs=3), expected, rtol=1e-5)
+      with self.assertRaisesRegex(ValueError, r'^view_pairs = 4 must be a divisor of the 6 queries'):
+        loss(pos, neg, view_pairs=4)
+
   def test_align_uniform_of_equal_negatives(self):
     """With all negatives at one distance, uniformity is -t · ‖x - x⁻‖²."""
     actual = losses.align_uniform(jnp.array([1.0]), jnp.full((1, 3), -0.5), t=2.0)

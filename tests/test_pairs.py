@@ -74,6 +74,13 @@ class LayoutTest(chex.TestCase):
     neg = [[s(q[i], k[j]) for j in range(B) if j != i] for i in range(B)]
     self.assert_pairs(jax.jit(pairs.with_keys)(q, k), [[s(q[i], k[i])] for i in range(B)], neg)
 
+  def test_with_keys_of_several_views(self):
+    q, *k = embeddings(4)
+    s = similarity_of('cosine')
+    pos = [[s(q[i], view[i]) for view in k] for i in range(B)]
+    neg = [[s(q[i], view[j]) for j in range(B) if j != i for view in k] for i in range(B)]
+    self.assert_pairs(jax.jit(pairs.with_keys)(q, np.stack(k, axis=1)), pos, neg)
+
   @parameterized.product(in_batch=(False, True), kind=('cosine', 'euclidean'))
   def test_with_queue(self, in_batch, kind):
     q, k1, k2 = embeddings(3)
@@ -191,6 +198,7 @@ SHARDED = {
   'by_view_pair': contrast(losses.cacr, pairs.by_view_pair),
   'across_views': contrast(functools.partial(losses.info_nce, temperature=0.2), pairs.across_views),
   'with_keys': contrast(losses.simple, lambda q, k, _, **to: pairs.with_keys(q, k, **to)),
+  'with_keys_of_views': contrast(losses.cacr, lambda q, *k, **to: pairs.with_keys(q, jnp.stack(k, axis=1), **to)),
   'with_queue': contrast(losses.cacr, lambda q, k, _, **to: pairs.with_queue(q, k, QUEUE, in_batch=True, **to)),
   'decoupled_weighted': contrast(
     functools.partial(losses.decoupled_weighted, temperature=0.2), pairs.in_batch, inside=True

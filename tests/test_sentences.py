@@ -11,7 +11,7 @@ import pytest
 from configs import base, sentences
 from ssl_jax import config, methods, train
 from ssl_jax.data.modality import IMAGES, SENTENCES
-from ssl_jax.evals import evaluate, sts
+from ssl_jax.evals import evaluate, sentence_transfer, sts
 from ssl_jax.models import torch_weights
 from ssl_jax.reporting import export, report, views
 from ssl_jax.run import builder
@@ -90,6 +90,33 @@ def test_the_evaluation_equals_slow_loops(trained):
   np.testing.assert_allclose(found['measures']['backbone']['alignment'], 2 * np.mean(alike), rtol=1e-4)
   again = evaluator.scores(prepared.devices.replicate(state))
   assert again == {name: found[name] for name in again}
+
+
+@pytest.mark.slow
+def test_labeled_sentences_are_classified(trained, tmp_path):
+  folder, workdir, _ = trained
+  rng = np.random.default_rng(1)
+  line = lambda *words: ' '.join([*words, *rng.choice(WORDS, 4)])
+  single = [('all', k, line(('dog', 'cat')[k])) for k in range(2) for _ in range(12)]
+  colours = ('red', 'blue')
+  same = [(('train', 'test')[n % 4 == 0], k, line('red'), line(colours[k])) for n in range(12) for k in range(2)]
+  for name, rows in dict(mr=single, mrpc=same).items():
+    (tmp_path / f'{name}.tsv').write_text('\n'.join('\t'.join(map(str, row)) for row in rows))
+  chosen = small(folder, **{'eval.transfer': str(tmp_path)})
+  found = evaluate.evaluate(chosen, str(workdir))
+  assert found['transfer_mean'] == np.mean([found['transfer_mr'], found['transfer_mrpc']])
+  assert found['spearman_stsb'] == json.loads((workdir / 'summary.json').read_text())['spearman_stsb']
+  prepared = builder.build(chosen)
+  state = final(workdir, chosen)[1]
+
+  def features(line):
+    tokens = prepared.train.vocabulary.encode([line], 16)[0]
+    return np.asarray(prepared.method.features(*state.evaluated, prepared.views.shown(tokens)[None])['backbone'][0])
+
+  u, v = (np.stack([features(row[column]) for row in same]) for column in (2, 3))
+  inputs = sentence_transfer.features(u, v)
+  split, label = (np.array([row[column] for row in same]) for column in (0, 1))
+  assert found['transfer_mrpc'] == pytest.approx(sentence_transfer.accuracy(inputs, label, split))
 
 
 @pytest.mark.slow
@@ -200,6 +227,7 @@ def test_views_of_sentences_are_not_drawn(trained, tmp_path):
     ({'augment_other': dict(flip=0.5)}, r'augment_other\.flip has no meaning for sentences'),
     ({'data.on_device': 'no'}, r"data\.on_device = 'no' has no meaning for sentences"),
     ({'eval.sts': 'nowhere'}, r"eval\.sts = 'nowhere' is not a folder"),
+    ({'eval.transfer': 'nowhere'}, r"eval\.transfer = 'nowhere' is not a folder"),
     ({'batch_size': 512}, r'batch_size = 512 must not exceed the 64 training sentences'),
   ],
 )

@@ -58,7 +58,14 @@ SWEEP = Sweep(
     row('macl', 'MACL'),
     row('balanced', 'balanced contrastive, batch 512', changes={'optimizer.schedule': 'cosine'}),
     row('align_uniform', 'alignment and uniformity'),
-    row('hard_negative', 'hard negatives (HCL)'),
+    # Run before the config had the τ⁺ of HCL's code.
+    Row(
+      'hard_negative',
+      'hard negatives (HCL), τ⁺ = 0',
+      'configs/cifar10.py',
+      {'loss.name': 'hard_negative', 'loss.beta': 1.0, 'temperature.tau': 0.5},
+      minutes=2.5,
+    ),
     row(
       'cmc',
       'CMC, negatives of all views, K = 4, AlexNet',
@@ -68,6 +75,7 @@ SWEEP = Sweep(
     row('cacr', 'CACR, K = 4, AlexNet', CACR, minutes=3),
     row('cacr_k1', 'CACR, K = 1, AlexNet', CACR),
     row('cacr_moco', 'CACR on MoCo v2, K = 4', minutes=5),
+    Row('hard_negative_0.1', 'hard negatives (HCL), τ⁺ = 0.1', 'configs/cifar10.py:hard_negative', further=True),
     Row('isogclr', 'iSogCLR', 'configs/cifar10.py:isogclr', minutes=2.5, further=True),
     Row('cmc_by_pairs', 'CMC, K = 4, AlexNet', 'configs/cifar10.py:cmc', CACR, minutes=3, further=True),
   ),

@@ -3,6 +3,7 @@
 python -m experiments.dystress.sweep --budget-minutes=25
 """
 
+import math
 import pathlib
 
 from experiments import runner
@@ -137,6 +138,23 @@ SWEEP = Sweep(
       further=True,
     ),
     Row('dcl_cosine', 'DCL with DySTreSS', f'{CONFIG}:dcl,dystress', further=True),
+    # In the authors' code of DCL the gradient flows through the temperature.
+    Row(
+      'dcl_cosine_gradient',
+      'DCL with DySTreSS, gradient through τ',
+      f'{CONFIG}:dcl,dystress',
+      {'temperature.gradient': True},
+      further=True,
+    ),
+    # The exponential of the authors' code, 0.2 − 0.1 e^(−3.5|s|), which is concave. The paper prints no formula.
+    Row(
+      'exponential_code',
+      'exponential of the code, 0.1 to 0.197',
+      CONFIG,
+      temperature('exponential', tau_min=0.1, tau_max=0.2 - 0.1 * math.exp(-3.5), rate=-3.5),
+      published={KNN: 85.81},
+      further=True,
+    ),
     moco('moco_one_way', 'MoCo v2, τ = 0.1', {}, further=True),
     Row(
       'moco_cosine',

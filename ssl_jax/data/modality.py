@@ -64,7 +64,7 @@ class Modality:
 
 class _Images(Modality):
   name = 'images'
-  meaningless: ClassVar = {'data.vocabulary': '', 'eval.sts': ''}
+  meaningless: ClassVar = {'data.vocabulary': '', 'eval.sts': '', 'eval.transfer': ''}
   encoder_hint = 'set data.source=text, or give another encoder'
 
   def input_size(self, config: ConfigDict) -> int:
@@ -116,8 +116,9 @@ class _Sentences(Modality):
       raise ValueError(f'{further[0]} has no meaning for sentences: leave it out, or set model.dropout')
     if config.data.on_device == 'no':
       raise ValueError("data.on_device = 'no' has no meaning for sentences: set data.on_device='auto'")
-    if config.eval.sts and not pathlib.Path(config.eval.sts).expanduser().is_dir():
-      raise ValueError(f'eval.sts = {config.eval.sts!r} is not a folder: give one with sts12.tsv, stsb.tsv, ...')
+    for key, known in (('sts', 'sts12.tsv, stsb.tsv'), ('transfer', 'mr.tsv, trec.tsv')):
+      if (folder := config.eval[key]) and not pathlib.Path(folder).expanduser().is_dir():
+        raise ValueError(f'eval.{key} = {folder!r} is not a folder: give one with {known}, ...')
 
   def check_weights(self, config: ConfigDict) -> None:
     if not config.data.vocabulary:

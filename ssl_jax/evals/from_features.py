@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,21 +18,39 @@ from ssl_jax.temperature import Temperature
 TEMPERATURES = (0.07, 0.2, 0.5, 1.0)
 BINS = 80  # of similarities in [-1, 1]
 MAP_IMAGES = 1500  # largest number of test images in the map
-ENTROPY_BATCH = 768  # of CACR's conditional entropy
 TRAIN_IMAGES = 10_000  # largest number of training images in the measures named train_*
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSettings:
+  """What measures take from the loss of a run. The defaults are for features without a run.
+
+  Attributes:
+    temperature: a number, a function of the similarity, or None.
+    alpha: 1 / temperature in `repelling_gap`.
+    t_neg: of the conditional distribution of negatives in `conditional_entropy`.
+    batch_size: examples per mini-batch of `conditional_entropy`.
+  """
+
+  temperature: Temperature | None = None
+  alpha: float = 2.0
+  t_neg: float = 2.0
+  batch_size: int = 768
 
 
 @dataclasses.dataclass(frozen=True)
 class Space:
   """Features of one layer, of training and test images and of augmented views of some test images.
 
-  The partner of an image is an image of the same class, with the same random augmentation in each view.
+  The partner of an image is an image of the same class, with the same random augmentation in each view. The bank has
+  one augmented view of each of many training images.
   """
 
   train: np.ndarray  # [n, d]
   test: np.ndarray  # [m, d]
   views: np.ndarray | None = None  # [v, k, d]
   partners: np.ndarray | None = None  # [v, k, d]
+  bank: np.ndarray | None = None  # [b, d]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +61,7 @@ class Labels:
   test: np.ndarray  # [m]
   views: np.ndarray | None = None  # [k]
   names: Sequence[str] = ()
+  bank: np.ndarray | None = None  # [b]
 
   def checked(self, train: int, test: int) -> 'Labels':
     """Labels with names for all classes. Refuses missing labels, a single class and test classes not in training."""
@@ -100,13 +120,14 @@ def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dic
   return {'classes': table, **thirds}, confused
 
 
-def measures(space: Space, labels: Labels, temperature: Temperature | None) -> dict[str, float]:
+def measures(space: Space, labels: Labels, loss: LossSettings) -> dict[str, float]:
   """Every measure of a representation, from the test images and, if there are any, their views.
 
   Measures named train_* are of training images; a difference shows how the encoder treats images it has seen. Measures
   that are not defined for these features are left out.
   """
-  x, y = space.test, labels.test
+  x, y, temperature = space.test, labels.test, loss.temperature
+  batch = min(loss.batch_size, len(x))
   chosen = np.random.default_rng(0).permutation(len(space.train))[:TRAIN_IMAGES]
   train, train_labels = space.train[chosen], labels.train[chosen]
   shuffled = x[np.random.default_rng(0).permutation(len(x))]
@@ -119,7 +140,7 @@ def measures(space: Space, labels: Labels, temperature: Temperature | None) -> d
     'train_uniformity': lambda: metrics.uniformity(train),
     'train_same_label_similarity': lambda: metrics.same_label_similarity(train, train_labels),
     'alpha_req': lambda: metrics.alpha_req(x),
-    'conditional_entropy': lambda: metrics.conditional_entropy(shuffled, batch=min(ENTROPY_BATCH, len(x))),
+    'conditional_entropy': lambda: metrics.conditional_entropy(shuffled, t_neg=loss.t_neg, batch=batch),
   }
   if temperature is not None:
     wanted['penalty_entropy'] = lambda: metrics.penalty_entropy(x, temperature)
@@ -130,9 +151,12 @@ def measures(space: Space, labels: Labels, temperature: Temperature | None) -> d
       'alignment': lambda: metrics.alignment(views),
       'prototype_bias': lambda: metrics.prototype_bias(views, view_labels),
       'attracting_gap': lambda: metrics.attracting_gap(views[0], views[1:]),
-      'repelling_gap': lambda: metrics.repelling_gap(views[0], view_labels, views[1], view_labels),
       'lidar': lambda: metrics.lidar(views),
     }
+    bank, bank_labels = space.bank, labels.bank
+    if bank is not None and bank_labels is not None:
+      gap = functools.partial(metrics.repelling_gap, views[0], view_labels, bank, bank_labels, alpha=loss.alpha)
+      wanted['repelling_gap'] = gap
     if partners is not None:
       wanted['prototype_bias_sampled'] = lambda: metrics.prototype_bias_sampled(views, partners)
   found = {}
@@ -144,10 +168,21 @@ def measures(space: Space, labels: Labels, temperature: Temperature | None) -> d
   return found
 
 
-def measures_of(spaces: Mapping[str, Space], labels: Labels, temperature: Temperature | None) -> dict[str, dict]:
+def measures_of(spaces: Mapping[str, Space], labels: Labels, loss: LossSettings) -> dict[str, dict]:
   """The measures of each layer; those that depend on the temperature only of the layer that the loss compares."""
   compared = 'projector' if 'projector' in spaces else next(iter(spaces))
-  return {name: measures(x, labels, temperature if name == compared else None) for name, x in spaces.items()}
+  without = dataclasses.replace(loss, temperature=None)
+  return {name: measures(x, labels, loss if name == compared else without) for name, x in spaces.items()}
+
+
+def measure_settings(space: Space, loss: LossSettings) -> dict[str, float]:
+  """The settings of `conditional_entropy` and `repelling_gap`, for evaluation.json.
+
+  Evaluations that lack them used t_neg = 2, at most 768 images per mini-batch, alpha = 2, and a second view of the
+  viewed test images as the bank.
+  """
+  settings = {'t_neg': loss.t_neg, 'batch_size': min(loss.batch_size, len(space.test))}
+  return settings if space.bank is None else settings | {'alpha': loss.alpha, 'bank': len(space.bank)}
 
 
 def curves(space: Space, labels: Labels, temperature: Temperature | None) -> dict[str, np.ndarray]:
@@ -190,7 +225,7 @@ def evaluate_features(
   labels: Labels,
   settings: Mapping,
   *,
-  temperature: Temperature | None = None,
+  loss: LossSettings | None = None,
 ) -> tuple[dict, dict[str, np.ndarray]]:
   """Every number and curve of one checkpoint's features.
 
@@ -198,11 +233,12 @@ def evaluate_features(
     spaces: features by layer. Accuracies are those of settings['features']. Curves are those of 'projector', if there
       is one: the similarities that the loss compares.
     settings: 'features', 'k', 'vote', 'temperature' (of the vote), 'linear' and 'seeds' of the config's `eval`.
-    temperature: of the loss, a number or a function of the similarity.
+    loss: what the measures and curves take from the loss of the run.
 
   Returns:
     Numbers, ready for JSON, and arrays for the figures. The same features give the same digits.
   """
+  loss = loss or LossSettings()
   space = spaces[settings['features']]
   labels = labels.checked(len(space.train), len(space.test))
   numbers, predictions = accuracies(space, labels, settings)
@@ -216,8 +252,9 @@ def evaluate_features(
     'linear_protocol': settings['linear'],
     **numbers,
     'images': counts,
-    'measures': measures_of(spaces, labels, temperature),
+    'measures': measures_of(spaces, labels, loss),
+    'measure_settings': measure_settings(space, loss),
     **detail,
   }
-  arrays |= curves(compared, labels, temperature) | plane(space.test, labels.test)
+  arrays |= curves(compared, labels, loss.temperature) | plane(space.test, labels.test)
   return results, arrays

@@ -3,7 +3,8 @@
 import functools
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,14 +14,16 @@ from ssl_jax.data import resolve, sources
 from ssl_jax.data.resolve import stored_size
 from ssl_jax.data.views import image_views
 from ssl_jax.evals import check, features, finetune, from_features, knn, metrics, scoring
+from ssl_jax.losses import Loss
 from ssl_jax.run import online_probe
 from ssl_jax.run.builder import Run
 from ssl_jax.run.state import State
-from ssl_jax.temperature import Temperature
 from ssl_jax.workdir import metric_log
 
 # The config sections on which features depend, besides the weights and the images.
 FEATURE_SECTIONS = ('dtype', 'data', 'augment', 'augment_other', 'model', 'projector', 'method')
+
+BANK_IMAGES = 50_000  # largest number of training images in the bank of `repelling_gap` (Lee 2025, A.4.5)
 
 
 class ImageEvaluator:
@@ -78,8 +81,8 @@ class ImageEvaluator:
       predicted = np.asarray(online_probe.scores(weights, spaces['backbone'].test)).argmax(axis=1)
       found['online_probe'] = scoring.percent(predicted == labels.test)
     if choice.measures:
-      temperature = self._temperature(*unreplicate((state.step, state.params.get('temperature', {}))))
-      measured = from_features.measures_of(spaces, labels, temperature)
+      loss = self._loss_settings(*unreplicate((state.step, state.params.get('temperature', {}))))
+      measured = from_features.measures_of(spaces, labels, loss)
       found |= {f'{layer}/{name}': x for layer, numbers in measured.items() for name, x in numbers.items()}
     return found
 
@@ -104,8 +107,8 @@ class ImageEvaluator:
     say('features')
     spaces, labels = self.all_features(state, workdir / 'features')
     say(', '.join(filter(None, ['kNN' * bool(self.k), choice.linear and f'linear ({choice.linear})', 'measures'])))
-    temperature = self._temperature(state.step, state.params.get('temperature', {}))
-    numbers, arrays = from_features.evaluate_features(spaces, labels, {**choice, 'k': self.k}, temperature=temperature)
+    loss = self._loss_settings(state.step, state.params.get('temperature', {}))
+    numbers, arrays = from_features.evaluate_features(spaces, labels, {**choice, 'k': self.k}, loss=loss)
     self.latest = spaces[choice.features].train, spaces[choice.features].test, labels.test
     arrays |= self.neighbours()
     if choice.finetune:
@@ -153,7 +156,7 @@ class ImageEvaluator:
       'crop': config.eval.crop,
       'views': config.eval.views,
       'view_images': config.eval.view_images,
-      'parts': ('train', 'test', 'views', 'partners', 'skipped'),
+      'parts': ('train', 'test', 'views', 'partners', 'bank', 'skipped'),
       'seed': config.seed,
     }
     name = features.digest(settings, weights, *self.sources.values())
@@ -184,26 +187,46 @@ class ImageEvaluator:
       assert labels is not None
       partners = metrics.same_label_partners(labels, np.random.default_rng(config.seed))
       extract('partners', self._view, self._view_source.subset(partners), size, few)
+      extract('bank', self._one_view, self._bank_source, size, config.eval.batch_size)
     return arrays
 
   @functools.cached_property
   def _view(self) -> Callable:
+    return self._views(range(self.run.config.eval.views))
+
+  @functools.cached_property
+  def _one_view(self) -> Callable:
+    return self._views([1])  # the second view: the queries of `repelling_gap` are the first
+
+  def _views(self, chosen: Iterable[int]) -> Callable:
     config = self.run.config
     augments = image_views(config, on_device=True).training
-    augments = [augments[v % config.views] for v in range(config.eval.views)]
+    augments = [augments[v % config.views] for v in chosen]
     return features.view_extractor(self.run.method, augments, self.run.devices, seed=config.seed)
 
   @functools.cached_property
   def _view_source(self) -> sources.Source:
     """The test images whose views are evaluated."""
-    config, test = self.run.config, self.run.eval_test
-    readable = test.readable()
-    chosen = np.random.default_rng(config.seed).permutation(len(readable))[: config.eval.view_images]
-    return test.subset(readable[np.sort(chosen)])
+    return self._some(self.run.eval_test, self.run.config.eval.view_images)
+
+  @functools.cached_property
+  def _bank_source(self) -> sources.Source:
+    """The training images of the bank."""
+    return self._some(self.run.eval_train, BANK_IMAGES)
+
+  def _some(self, source: sources.Source, count: int) -> sources.Source:
+    """At most `count` readable images of a source, drawn at random."""
+    readable = source.readable()
+    chosen = np.random.default_rng(self.run.config.seed).permutation(len(readable))[:count]
+    return source.subset(readable[np.sort(chosen)])
 
   def _spaces(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, from_features.Space], from_features.Labels]:
-    views = lambda layer: (np.moveaxis(arrays[f'{name}_{layer}'], 1, 0) for name in ('views', 'partners'))
     with_views = 'views_labels' in arrays
+
+    def views(layer):
+      own, partners = (np.moveaxis(arrays[f'{name}_{layer}'], 1, 0) for name in ('views', 'partners'))
+      return own, partners, arrays[f'bank_{layer}'][:, 0]
+
     spaces = {
       layer: from_features.Space(
         arrays[f'train_{layer}'], arrays[f'test_{layer}'], *(views(layer) if with_views else ())
@@ -211,13 +234,20 @@ class ImageEvaluator:
       for layer in features.LAYERS
       if f'train_{layer}' in arrays
     }
-    train, test, views = arrays['train_labels'], arrays['test_labels'], arrays.get('views_labels')
-    return spaces, from_features.Labels(train, test, views, self.run.eval_train.class_names)
+    found = {name: arrays.get(f'{name}_labels') for name in ('views', 'bank')}
+    names = self.run.eval_train.class_names
+    return spaces, from_features.Labels(arrays['train_labels'], arrays['test_labels'], names=names, **found)
 
-  def _temperature(self, step, params) -> Temperature | None:
-    """The temperature of the loss, a number or a function of the similarity."""
-    tau = self.run.method.temperature.at(params, step)
-    return tau if tau is None or callable(tau) else float(tau)
+  def _loss_settings(self, step, params) -> from_features.LossSettings:
+    """What the measures take from the loss: its temperature, or alpha, its t_neg, and the batch size."""
+    tau, loss = self.run.method.temperature.at(params, step), self.run.method.contrast
+    tau = tau if tau is None or callable(tau) else float(tau)
+    found: dict[str, Any] = {'temperature': tau, 'batch_size': self.run.config.batch_size}
+    if isinstance(loss, Loss):
+      alpha, t_neg = loss.parameter(loss.properties.inverse_temperature), loss.parameter('t_neg')
+      alpha = 1 / tau if isinstance(tau, float) else alpha
+      found |= {key: value for key, value in (('alpha', alpha), ('t_neg', t_neg)) if value is not None}
+    return from_features.LossSettings(**found)
 
   def _accuracy(self, bank, bank_labels, queries, labels) -> dict[str, float]:
     choice = self.run.config.eval

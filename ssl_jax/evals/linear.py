@@ -90,13 +90,14 @@ def _batch(protocol: Protocol, examples: int) -> tuple[int, float]:
   return batch, batch / protocol.batch if protocol.optimizer == 'sgd' else 1.0
 
 
-def _logits(params, x):
+def logits(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+  """The scores of a linear classifier.  [n, d] -> [n, classes]"""
   return jnp.matmul(x, params['kernel'], precision=HIGHEST) + params['bias'][None, :]
 
 
 def _cross_entropy(params, x, targets):
   """Mean softmax cross-entropy.  targets one-hot [n, classes]"""
-  return optax.softmax_cross_entropy(_logits(params, x), targets).mean()
+  return optax.softmax_cross_entropy(logits(params, x), targets).mean()
 
 
 def require_seeds(seeds: Sequence[int]) -> None:
@@ -149,8 +150,8 @@ def _predict(params, x, y):
   """One classifier at a time.  params [m, ...], [n, d], [n] -> classes [m, n], `classes_before` [m, n]"""
 
   def one(params):
-    logits = _logits(params, x)
-    return jnp.argmax(logits, axis=1), classes_before(logits, y)
+    scores = logits(params, x)
+    return jnp.argmax(scores, axis=1), classes_before(scores, y)
 
   return jax.lax.map(one, params)
 
@@ -247,7 +248,9 @@ def fit(
 
 
 @jax.jit
-def _fit_logistic(x, targets, penalty, steps):
+def fit_logistic(
+  x: jax.Array, targets: jax.Array, penalty: jax.typing.ArrayLike, steps: jax.typing.ArrayLike
+) -> tuple[dict[str, jax.Array], jax.Array]:
   """L-BFGS from zero until the gradient is small or `steps` are taken.  -> parameters, steps taken"""
   params = {'kernel': jnp.zeros((x.shape[1], targets.shape[1])), 'bias': jnp.zeros(targets.shape[1])}
   solver = optax.lbfgs()
@@ -293,7 +296,7 @@ def logistic(
   require('penalty', penalty, lambda x: x >= 0, 'at least 0')
   train_x, test_x = _prepare(train_x, test_x, scale='coordinate')
   targets = jax.nn.one_hot(jnp.asarray(train_y), int(train_y.max()) + 1)
-  params, count = _fit_logistic(train_x, targets, penalty, steps)
+  params, count = fit_logistic(train_x, targets, penalty, steps)
   report = {'protocol': 'logistic', 'penalty': penalty, 'steps': int(count), 'converged': int(count) < steps}
   return _result(report, jax.tree.map(lambda p: p[None], params), test_x, test_y)
 

@@ -236,8 +236,9 @@ def repelling_gap(
 
   Args:
     query: f(t(x)), [q, d].
-    bank: one view of every image, [n, d], for the prototypes μ_y, ν = min ‖μ_y′‖ and the expectation.
-    alpha: 1 / temperature.
+    bank: one view of every image, [n, d], for the prototypes μ_y, ν = min ‖μ_y′‖ and the expectation. The paper has
+      all 50,000 training images.
+    alpha: 1 / temperature: that of the run.
   """
   query, bank = check.features('query', query), check.features('bank', bank)
   check.same_width('query', query, 'bank', bank)
@@ -310,7 +311,8 @@ def conditional_entropy(x: ArrayLike, *, t_neg: float = 2.0, batch: int = 768) -
 
   Args:
     x: shuffled features; a mini-batch is consecutive examples, and an incomplete last one is dropped.
-    batch: examples per mini-batch: 768 in the paper's runs with one positive, 128 with four.
+    t_neg: that of the run.
+    batch: examples per mini-batch, that of the run: 768 in the paper's runs with one positive, 128 with four.
   """
   x = check.features('features', x)
   if not 3 <= batch <= len(x):

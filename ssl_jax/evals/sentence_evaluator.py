@@ -1,6 +1,7 @@
-"""Evaluation of sentence encoders: do cosine similarities of pairs rank like human scores?"""
+"""Evaluation of sentence encoders: do cosines of pairs rank like human scores, and do embeddings separate classes?"""
 
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from ssl_jax.arrays import normalize
 from ssl_jax.config import relevant
 from ssl_jax.data.sentences import PAD, Sentences
 from ssl_jax.data.sources import Source
-from ssl_jax.evals import features, knn, metrics, sts
+from ssl_jax.evals import features, knn, metrics, sentence_transfer, sts
 from ssl_jax.run.builder import Run
 from ssl_jax.run.state import State
 from ssl_jax.workdir import metric_log
@@ -17,7 +18,7 @@ MEASURED = 'stsb'  # the set for alignment and uniformity, if there is one
 
 
 class SentenceEvaluator:
-  """Evaluates a run on the pairs of `eval.sts`."""
+  """Evaluates a run on the pairs of `eval.sts` and, at the end of training, on the sets of `eval.transfer`."""
 
   def __init__(self, run: Run):
     self.run, folder = run, run.config.eval.sts
@@ -28,20 +29,14 @@ class SentenceEvaluator:
     self.pairs = sts.read(folder)
     sentences = [line for pairs in self.pairs.values() for line in (*pairs.first, *pairs.second)]
     self._position = {line: position for position, line in enumerate(dict.fromkeys(sentences))}
-    # Sentences are cut only at the encoder's last position. Long ones form their own group, so that the many short ones
-    # are not padded to their length.
-    tokens = run.train.vocabulary.encode(list(self._position), run.method.network.encoder.positions)
-    lengths = np.count_nonzero(tokens != PAD, axis=1)
-    short, longest = lengths <= run.config.data.tokens, lengths.max()
-    groups = [(np.flatnonzero(short), run.config.data.tokens), (np.flatnonzero(~short), longest)]
-    self._groups = [
-      (positions, Sentences(tokens[positions, :size], run.train.vocabulary)) for positions, size in groups
-    ]
+    self._groups = self._tokenized(list(self._position))
+    transfer = run.config.eval.transfer
+    self.transfer = sentence_transfer.read(transfer) if transfer else {}
     self._apply = features.extractor(run.method, run.views.shown, run.devices)
 
   def scores(self, state: State) -> dict[str, float]:
     """{'spearman_mean': correlation · 100, 'spearman_sts12': ..., ...} of a state on the devices."""
-    self.latest = self._features(state)[self.run.config.eval.features]  # for `neighbours`
+    self.latest = self._unit_features(state)[self.run.config.eval.features]  # for `neighbours`
     return self._correlations(self.latest)
 
   def at_start(self, state: State) -> dict[str, float]:
@@ -50,15 +45,17 @@ class SentenceEvaluator:
 
   def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
     """Every number of a state on the host; writes evaluation.json."""
-    found = self._features(self.run.devices.replicate(state))
+    step, state = int(state.step), self.run.devices.replicate(state)
+    found = self._unit_features(state)
     layer = self.run.config.eval.features
     results = {
-      'step': int(state.step),
-      'epoch': self.run.epoch(int(state.step)),
+      'step': step,
+      'epoch': self.run.epoch(step),
       'data': {'name': self.run.config.data.name, 'pairs': {name: len(p.score) for name, p in self.pairs.items()}},
       'settings': relevant(self.run.config.eval, 'eval.'),
       'features': layer,
       **self._correlations(found[layer]),
+      **self._transfer(state),
       'sentences': {'train': len(self.run.train), 'test': len(self._position)},
       'measures': {layer: self._measures(x) for layer, x in found.items()} if MEASURED in self.pairs else {},
     }
@@ -74,17 +71,48 @@ class SentenceEvaluator:
     others = lambda i: [(s, lines[at]) for s, at in zip(cosines[i], nearest[i], strict=True) if at != chosen[i]]
     return [(lines[query], others(i)[:per_row]) for i, query in enumerate(chosen)]
 
-  def _features(self, state: State) -> dict[str, np.ndarray]:
-    """Normalised features of every distinct sentence, by layer."""
+  def _tokenized(self, lines: Sequence[str]) -> list[tuple[np.ndarray, Sentences]]:
+    """Groups of sentences of similar length, each with the positions of its sentences.
+
+    Sentences are cut only at the encoder's last position. Long ones form their own group, so that the many short ones
+    are not padded to their length.
+    """
+    run = self.run
+    assert isinstance(run.train, Sentences)
+    tokens = run.train.vocabulary.encode(list(lines), run.method.network.encoder.positions)
+    lengths = np.count_nonzero(tokens != PAD, axis=1)
+    short, longest = lengths <= run.config.data.tokens, lengths.max()
+    groups = [(np.flatnonzero(short), run.config.data.tokens), (np.flatnonzero(~short), longest)]
+    return [(positions, Sentences(tokens[positions, :size], run.train.vocabulary)) for positions, size in groups]
+
+  def _features(self, state: State, groups: list[tuple[np.ndarray, Sentences]]) -> dict[str, np.ndarray]:
+    """Features of every sentence of some groups, by layer. The state is on the devices."""
     found: dict[str, np.ndarray] = {}
-    for positions, source in self._groups:
+    count = sum(len(positions) for positions, _ in groups)
+    for positions, source in groups:
       if len(positions):
         settings = dict(size=source.items.shape[1], batch_size=self.run.config.eval.batch_size)
         part, _ = features.extract(self._apply, self.run.devices, *state.evaluated, source, **settings)
         for layer, x in part.items():
-          whole = found.setdefault(layer, np.empty((len(self._position), x.shape[1]), x.dtype))
-          whole[positions] = normalize(x)
+          found.setdefault(layer, np.empty((count, x.shape[1]), x.dtype))[positions] = x
     return found
+
+  def _unit_features(self, state: State) -> dict[str, np.ndarray]:
+    """Normalised features of every distinct sentence of the pairs, by layer."""
+    return {layer: np.asarray(normalize(x)) for layer, x in self._features(state, self._groups).items()}
+
+  def _transfer(self, state: State) -> dict[str, float]:
+    """{'transfer_mean': percent, 'transfer_mr': ..., ...}; empty without `eval.transfer`."""
+    found = {}
+    for name, given in self.transfer.items():
+      lines = list(dict.fromkeys([*given.first, *(given.second or ())]))
+      position = {line: at for at, line in enumerate(lines)}
+      x = self._features(state, self._tokenized(lines))[self.run.config.eval.features]
+      parts = [None if part is None else x[[position[line] for line in part]] for part in (given.first, given.second)]
+      assert parts[0] is not None
+      inputs = sentence_transfer.features(parts[0], parts[1])
+      found[f'transfer_{name}'] = sentence_transfer.accuracy(inputs, given.label, given.split)
+    return {'transfer_mean': float(np.mean(list(found.values()))), **found} if found else {}
 
   def _both(self, pairs: sts.ScoredPairs, x: np.ndarray) -> list[np.ndarray]:
     """Features of the first and of the second sentences of pairs."""

@@ -19,7 +19,7 @@ from ssl_jax.arrays import to_float32
 from ssl_jax.registry import arguments, find, prefix
 from ssl_jax.temperature import Temperature
 
-_GIVEN = ('pos', 'neg', 'temperature', 'where', 'axis_name')  # arguments that a config does not set
+_GIVEN = ('pos', 'neg', 'temperature', 'where', 'view_pairs', 'axis_name')  # arguments that a config does not set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Properties:
     no_temperature: why it takes no temperature; '' if it takes one.
     cosine_only: why similarities must be cosines; '' if any will do.
     separable: whether it is a term of the positives plus a term of the negatives.
+    inverse_temperature: the parameter that is 1 / tau; '' if there is none.
 
   >>> Properties(no_temperature='its alpha is 1 / tau', separable=True).cosine_only
   ''
@@ -38,6 +39,7 @@ class Properties:
   no_temperature: str = ''
   cosine_only: str = ''
   separable: bool = False
+  inverse_temperature: str = ''
 
 
 class ContrastiveLoss(Protocol):
@@ -60,7 +62,7 @@ CONTRASTIVE: dict[str, ContrastiveLoss] = {}  # every loss of similarities by na
 
 
 def contrastive_loss(
-  *, no_temperature: str = '', cosine_only: str = '', separable: bool = False
+  *, no_temperature: str = '', cosine_only: str = '', separable: bool = False, inverse_temperature: str = ''
 ) -> Callable[[Callable[..., jax.Array]], ContrastiveLoss]:
   """A decorator for a loss of similarities, which declares its `Properties`.
 
@@ -77,7 +79,7 @@ def contrastive_loss(
 
   def decorate(function: Callable[..., jax.Array]) -> ContrastiveLoss:
     loss: Any = _with_checks(function)
-    loss.properties = Properties(no_temperature, cosine_only, separable)
+    loss.properties = Properties(no_temperature, cosine_only, separable, inverse_temperature)
     CONTRASTIVE[function.__name__] = loss
     return loss
 
@@ -180,6 +182,17 @@ class Loss:
   def takes_temperature(self) -> bool:
     return not self.properties.no_temperature
 
+  def parameter(self, name: str) -> Any:
+    """The value of a parameter, which may be its default; None if the loss has no such parameter.
+
+    >>> from ssl_jax import losses
+    >>> loss = Loss(losses.cacr, dict(t_neg=0.9))
+    >>> loss.parameter('t_neg'), loss.parameter('t_pos'), loss.parameter('alpha')
+    (0.9, 1.0, None)
+    """
+    known = arguments(self.function)
+    return self.parameters.get(name, known[name].default) if name in known else None
+
   def check_temperature(self, temperature: Temperature | None) -> None:
     """Raises a ValueError where a temperature is given to a loss without one, or is missing."""
     if self.takes_temperature and temperature is None:
@@ -194,10 +207,11 @@ class Loss:
     where: jax.Array | None = None,
     temperature: Temperature | None = None,
     *,
+    view_pairs: int = 1,
     axis_name: str | None = None,
   ) -> jax.Array:
     self.check_temperature(temperature)
-    given = {'temperature': temperature, 'axis_name': axis_name}
+    given = {'temperature': temperature, 'view_pairs': view_pairs, 'axis_name': axis_name}
     given = {key: value for key, value in given.items() if key in arguments(self.function)}
     return self.function(pos, neg, where=where, **self.parameters, **given)
 

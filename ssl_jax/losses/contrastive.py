@@ -144,7 +144,7 @@ def hard_simple(
   return simple(pos, hardest, weight=weight, where=where)
 
 
-@contrastive_loss(no_temperature='its alpha is 1 / tau', separable=True)
+@contrastive_loss(no_temperature='its alpha is 1 / tau', separable=True, inverse_temperature='alpha')
 def balanced(pos: jax.Array, neg: jax.Array, *, alpha: float, lam: float, where: jax.Array | None = None) -> jax.Array:
   """-pos + lam · log(sum e^(alpha neg)) / alpha (balanced contrastive loss, Lee 2025, Eq. 17).
 
@@ -157,7 +157,7 @@ def balanced(pos: jax.Array, neg: jax.Array, *, alpha: float, lam: float, where:
   return lam * _logsumexp(alpha * neg, where) / alpha - jnp.mean(pos, axis=1)
 
 
-@contrastive_loss(no_temperature='its alpha is 1 / tau')
+@contrastive_loss(no_temperature='its alpha is 1 / tau', inverse_temperature='alpha')
 def generalized_nt_xent(
   pos: jax.Array, neg: jax.Array, *, alpha: float, lam: float, where: jax.Array | None = None
 ) -> jax.Array:
@@ -244,11 +244,14 @@ def align_uniform(
   t: float = 2.0,
   weight: float = 1.0,
   where: jax.Array | None = None,
+  view_pairs: int = 1,
   axis_name: str | None = None,
 ) -> jax.Array:
   """E‖x - x⁺‖² + weight · log E[e^(-t ‖x - x⁻‖²)], ‖x - y‖² = 2 - 2 s (Wang & Isola 2020; the AU-CL rows of CACR).
 
-  The second expectation is over the negatives of all queries, so every query has the same second term.
+  The second expectation is over the negatives of all queries, so every query has the same second term. With
+  `view_pairs` above 1, the queries are those of that many pairs of views, one pair after the other, and it is over the
+  queries of a pair, as in the CACR authors' code: the logarithm is then averaged over the pairs.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(align_uniform(jnp.array([0.9, 0.5]), jnp.zeros((2, 3))))
@@ -256,7 +259,7 @@ def align_uniform(
   """
   require_positive(t=t, weight=weight)
   sums = lambda neg, where: (_logsumexp(t * (2 * neg - 2), where), jnp.sum(where, axis=1))
-  apart = _log_mean_exp(*over_negatives(sums, neg, where), axis_name=axis_name)
+  apart = _log_mean_exp_by_pair(*over_negatives(sums, neg, where), view_pairs=view_pairs, axis_name=axis_name)
   return jnp.mean(2 - 2 * pos, axis=1) + weight * apart
 
 
@@ -277,6 +280,7 @@ def cacr(
   t_rbf: float = 2.0,
   stop_positive_weights: bool = False,
   where: jax.Array | None = None,
+  view_pairs: int = 1,
   axis_name: str | None = None,
 ) -> jax.Array:
   """sum_k w⁺_k c(pos_k) - sum_j w⁻_j c(neg_j) (contrastive attraction and repulsion, CACR, Eq. 2-5).
@@ -284,7 +288,8 @@ def cacr(
   With d = 2 - 2 s, w⁺ = softmax(t_pos · d_pos) over the positives, and w⁻ = softmax(-t_neg · d_neg) over the negatives.
 
   - `cost`: c = d ('euclidean'), -s ('inner'), or 'rbf' (Eq. 13-14): c = d for the positives, and for the negatives
-    the logarithm of the mean over all queries of sum_j w⁻_j e^(-t_rbf · d_j), the same value for every query.
+    the logarithm of the mean over all queries of sum_j w⁻_j e^(-t_rbf · d_j), the same value for every query. With
+    `view_pairs` above 1 the mean is over the queries of one pair of views, as in `align_uniform`.
   - `positive_weights`, `negative_weights`: prefer 'far' samples, 'near' samples (Table 10), or weight them equally,
     'uniform' (Table 11; both uniform: UAUR, Eq. 11).
   - `stop_positive_weights` stops the gradient through w⁺, for positives from a momentum encoder (Alg. 3). Otherwise it
@@ -316,7 +321,8 @@ def cacr(
     return jnp.sum(jnp.exp(log_w_neg) * (-neg if cost == 'inner' else d_neg), axis=1)
 
   if cost == 'rbf':
-    return attraction + _log_mean_exp(*over_negatives(expected, neg, where), axis_name=axis_name)
+    found = over_negatives(expected, neg, where)
+    return attraction + _log_mean_exp_by_pair(*found, view_pairs=view_pairs, axis_name=axis_name)
   return attraction - over_negatives(expected, neg, where)
 
 
@@ -409,6 +415,13 @@ def _log_mean_exp(x: jax.Array, counts: jax.Array, *, axis_name: str | None) -> 
   if axis_name is not None:
     total, count = jax.lax.pmean((total, count), axis_name)
   return shift + jnp.log(jnp.where(count > 0, total, 1)) - jnp.log(jnp.where(count > 0, count, 1))
+
+
+def _log_mean_exp_by_pair(x: jax.Array, counts: jax.Array, *, view_pairs: int, axis_name: str | None) -> jax.Array:
+  """`_log_mean_exp` of each of `view_pairs` consecutive groups of queries, for each of its queries.  [Q], [Q] -> [Q]"""
+  require('view_pairs', view_pairs, lambda n: n > 0 and len(x) % n == 0, f'a divisor of the {len(x)} queries')
+  groups = zip(jnp.split(x, view_pairs), jnp.split(counts, view_pairs), strict=True)
+  return jnp.repeat(jnp.stack([_log_mean_exp(*group, axis_name=axis_name) for group in groups]), len(x) // view_pairs)
 
 
 def _hardest(neg: jax.Array, where: jax.Array | None, fraction: float) -> tuple[jax.Array, jax.Array]:

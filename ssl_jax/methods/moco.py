@@ -101,28 +101,41 @@ class MoCo(Momentum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoCoV3(Momentum):
-  """The predicted query of each view against the keys of each other view of all images in the batch.
+  """The predicted query of each view against the keys of the other views of all images in the batch.
 
-  The loss is the mean over the directions. The paper's is their sum times 2 tau: AdamW cancels that factor, and so does
-  LARS for weights. Small crops are queries only.
+  With queries q_v,i and keys k_w,i of the views v, w of image i, and ℓ(pos, neg) the loss of a query:
+
+    L = mean over v ≠ w and i of ℓ({q_v,i · k_w,i}, {q_v,i · k_w,j : j ≠ i}).
+
+  The paper's loss is the sum over v ≠ w times 2 tau: AdamW cancels that factor, and so does LARS for weights.
+  With `keys_together` each query has all of its K positives at once, which weights such as those of `cacr` need:
+
+    L = mean over v and i of ℓ({q_v,i · k_w,i : w ≠ v}, {q_v,i · k_w,j : w ≠ v, j ≠ i}).
+
+  With two views both are the same. Small crops are queries only.
+
+  Attributes:
+    keys_together: contrast a query with the keys of all other views at once.
   """
 
   predictor: ClassVar[str] = 'moco_v3'
 
   momentum: float = 0.99
   final_momentum: float | None = 1.0
+  keys_together: bool = False
 
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     slow, tau = self.follow(params, extra, inputs), self.tau(params, inputs)
     keys = self.targets(slow, batch_stats, self.large(inputs))
     outputs, stats = self.encode(params['network'], batch_stats, inputs.views)
-    found = [
-      pairs.with_keys(output['predictor'], key, axis_name=self.axis_name)
-      for v, output in enumerate(outputs)
-      for w, key in enumerate(keys)
-      if v != w
-    ]
-    pos, neg, where = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
-    loss = jnp.mean(self.contrast(pos, neg, where, tau, axis_name=self.axis_name))
+    found: dict[int, list[pairs.Pairs]] = {}  # by the number of positives: a small crop has one more than a large view
+    for v, output in enumerate(outputs):
+      others = [key for w, key in enumerate(keys) if w != v]
+      for key in [jnp.stack(others, axis=1)] if self.keys_together else others:
+        pair = pairs.with_keys(output['predictor'], key, axis_name=self.axis_name)
+        found.setdefault(pair.pos.shape[1], []).append(pair)
+    joined = [[jnp.concatenate(parts) for parts in zip(*group, strict=True)] for group in found.values()]
+    values = [self.contrast(*pair, tau, axis_name=self.axis_name) for pair in joined]
+    pos = jnp.concatenate([pair[0].ravel() for pair in joined])
     metrics = {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
-    return loss, Outputs(stats, {**extra, 'momentum': slow}, metrics)
+    return jnp.mean(jnp.concatenate(values)), Outputs(stats, {**extra, 'momentum': slow}, metrics)

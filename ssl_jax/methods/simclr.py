@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ class SimCLR(Method):
 
   Attributes:
     by_view_pair: take the negatives from one pair of views at a time, as the CACR authors' code does. The loss must be
-      separable into a term of the positives and a term of the negatives.
+      separable into a term of the positives and a term of the negatives. A logarithm of a mean over all queries, in
+      `align_uniform` and `cacr` with the RBF cost, is taken for each pair and then averaged.
     block: above 0, compare this many queries per device with all keys at a time: the same numbers in less memory.
     similarity: 'cosine', or of unnormalized embeddings 'dot' or 'euclidean', the negative distance (Lee 2025, Table 1).
     views_apart: encode one view after the other, so that each is a separate batch for batch norm, as in many codes.
@@ -54,7 +56,8 @@ class SimCLR(Method):
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     make = pairs.by_view_pair if self.by_view_pair else functools.partial(pairs.in_batch, block=self.block)
     make = functools.partial(make, similarity=self.similarity)
-    return _contrast(self, make, params, batch_stats, extra, inputs, apart=self.views_apart)
+    view_pairs = math.comb(len(inputs.views), 2) if self.by_view_pair else 1
+    return _contrast(self, make, params, batch_stats, extra, inputs, view_pairs=view_pairs, apart=self.views_apart)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,12 +68,15 @@ class CMC(Method):
   """
 
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
-    return _contrast(self, pairs.across_views, params, batch_stats, extra, inputs)
+    view_pairs = math.perm(len(inputs.views), 2)
+    return _contrast(self, pairs.across_views, params, batch_stats, extra, inputs, view_pairs=view_pairs)
 
 
-def _contrast(method: Method, make, params, batch_stats, extra, inputs: Inputs, apart: bool = False):
+def _contrast(
+  method: Method, make, params, batch_stats, extra, inputs: Inputs, *, view_pairs: int, apart: bool = False
+):
   views, batch_stats = method.embed(params, batch_stats, inputs.views, apart)
   pos, neg, where = make(*views, axis_name=method.axis_name)
   tau = method.tau(params, inputs)
-  loss = jnp.mean(method.contrast(pos, neg, where, tau, axis_name=method.axis_name))
+  loss = jnp.mean(method.contrast(pos, neg, where, tau, view_pairs=view_pairs, axis_name=method.axis_name))
   return loss, Outputs(batch_stats, extra, {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)})

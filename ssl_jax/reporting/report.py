@@ -32,7 +32,7 @@ MEASURES = {
   'prototype_bias_sampled': ('prototype bias, sampled', 'estimated from pairs of images of a class'),
   'attracting_gap': ('attracting bound gap', 'slack of the bound on the attracting term'),
   'repelling_gap': ('repelling bound gap', 'slack of the bound on the repelling term'),
-  'conditional_entropy': ('conditional entropy', 'H(X⁻|X) in batches of at most 768'),
+  'conditional_entropy': ('conditional entropy', 'H(X⁻|X) in mini-batches of test images'),
   'penalty_entropy': ('penalty entropy', 'entropy of the weights that the loss gives to negatives'),
   'rankme': ('RankMe', 'effective rank; higher is less collapsed'),
   'lidar': ('LiDAR', 'effective rank of a discriminant analysis of images'),

@@ -154,7 +154,7 @@ def test_evaluations_crop_views_from_the_stored_size(tmp_path, monkeypatch):
   )
   prepared = builder.build(tiny(tmp_path, **{'data.image_size': 8, 'data.stored_size': 12}))
   ImageEvaluator(prepared).all_features(prepared.initial_state(), tmp_path / 'features')
-  assert sizes == [8, 8, 12, 12]  # training and test images, views, views of partners
+  assert sizes == [8, 8, 12, 12, 12]  # training and test images, views, views of partners, one view of training images
 
 
 def test_features_of_another_set_are_stored_under_another_name(tmp_path, monkeypatch):
@@ -316,8 +316,28 @@ def test_partners_get_the_same_augmentations(trained, monkeypatch):
   np.testing.assert_allclose(partners[:, 1:], own[:, 1:], rtol=1e-4, atol=1e-5)
   for other in (0, order[0]):  # another image, and the same one at another position
     assert not np.allclose(partners[:, 0], own[:, other], atol=1e-3)
-  found = from_features.measures(spaces['projector'], labels, None)['prototype_bias_sampled']
+  found = from_features.measures(spaces['projector'], labels, from_features.LossSettings())['prototype_bias_sampled']
   assert found == pytest.approx(metrics.prototype_bias_sampled(own, partners))
+
+
+def test_measures_take_their_settings_from_the_loss_of_the_run(tmp_path):
+  cases = (
+    ({'temperature.tau': 0.25}, (4.0, 2.0)),
+    ({'loss.name': 'balanced', 'loss.alpha': 3.0, 'loss.lam': 2.0, 'temperature.name': 'none'}, (3.0, 2.0)),
+    ({'loss.name': 'cacr', 'loss.t_neg': 0.9, 'temperature.name': 'none'}, (2.0, 0.9)),
+    ({'loss.name': 'macl', 'loss.alpha': 0.7, 'temperature.name': 'none'}, (2.0, 2.0)),  # its alpha is not 1 / tau
+  )
+  for changes, expected in cases:
+    prepared = builder.build(tiny(tmp_path, steps=4, **changes))
+    evaluator = ImageEvaluator(prepared)
+    found = evaluator._loss_settings(0, {})
+    assert (found.alpha, found.t_neg) == expected
+    assert found.batch_size == prepared.config.batch_size
+  state = prepared.devices.replicate(prepared.initial_state())
+  spaces, labels = evaluator.spaces(state, views=True)
+  assert len(spaces['projector'].bank) == len(prepared.eval_train), 'one view of every training image'
+  np.testing.assert_array_equal(labels.bank, prepared.eval_train.labels)
+  assert not np.allclose(spaces['projector'].bank, spaces['projector'].train), 'it is augmented'
 
 
 def test_measures_during_training_equal_those_of_the_evaluation(tmp_path, capsys):
@@ -388,7 +408,7 @@ def layers(tmp_path, monkeypatch):
     unit = bank[layer] / np.linalg.norm(bank[layer], axis=1, keepdims=True)
     return evaluator, np.argmax(queries[layer] @ unit.T, axis=1)
 
-  monkeypatch.setattr(from_features, 'evaluate_features', lambda *args, temperature: ({'temperature': temperature}, {}))
+  monkeypatch.setattr(from_features, 'evaluate_features', lambda *args, loss: ({'temperature': loss.temperature}, {}))
   return choose
 
 

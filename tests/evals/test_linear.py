@@ -151,7 +151,7 @@ class DigitsTest(chex.TestCase):
     np.testing.assert_array_equal(result.predictions[0], model.predict(test))
     self.assertAlmostEqual(result.report['top1'], 100 * model.score(test, test_y), places=4)
     self.assertTrue(result.report['converged'])
-    params, _ = linear._fit_logistic(jnp.asarray(train), jax.nn.one_hot(train_y, 10), 1 / 1200, 300)
+    params, _ = linear.fit_logistic(jnp.asarray(train), jax.nn.one_hot(train_y, 10), 1 / 1200, 300)
     np.testing.assert_allclose(params['kernel'], model.coef_.T, atol=2e-2)
     top5 = np.argsort(-model.predict_proba(test), axis=1)[:, :5]
     self.assertAlmostEqual(result.report['top5'], 100 * (top5 == test_y[:, None]).any(axis=1).mean(), places=4)

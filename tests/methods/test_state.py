@@ -310,6 +310,7 @@ KINDS = {
   'moco': dict(queue=16, momentum=0.7, small=1),
   'moco_symmetric': dict(queue=16, momentum=0.7, symmetric=True, intra_batch=True, views=3),
   'moco_v3': dict(momentum=0.7, small=1),
+  'moco_v3_together': dict(loss='cacr', tau=None, momentum=0.7, views=3, small=1, keys_together=True),
   'memory_bank': dict(negatives=7),
   'isogclr': dict(loss='robust_contrastive', tau=None, views=3, tau_rate=0.05),
   'byol': dict(loss='byol', tau=None, momentum=0.7, small=1),
@@ -323,7 +324,7 @@ KINDS = {
 @pytest.mark.parametrize('name', KINDS)
 @pytest.mark.parametrize(('kind', 'devices'), [('pmap', 2), pytest.param('shard_map', 4, marks=pytest.mark.slow)])
 def test_the_same_state_on_any_devices(name, kind, devices):
-  method = 'simclr' if name.startswith('simclr') else 'moco' if name == 'moco_symmetric' else name
+  method = max((known for known in methods.METHODS if name.startswith(known)), key=len)
   one, values = trace(method, 1, **KINDS[name])
   other, other_values = trace(method, devices, kind, **KINDS[name])
   np.testing.assert_allclose(other_values, values, rtol=1e-4)
@@ -465,6 +466,37 @@ def torch_predict(weights, view):
   return torch.nn.functional.normalize(colour @ weights[0] @ weights[1] @ weights[2], dim=1)
 
 
+def torch_repulsion(loss, x, y):
+  """The term of the negatives of one pair of views, in which the negatives of x are the y of other images."""
+  of_queries = []
+  for i, query in enumerate(x):
+    apart = torch.stack([(query - other).pow(2).sum() for j, other in enumerate(y) if j != i])
+    weights = torch.softmax(-2 * apart, dim=0) if loss == 'cacr' else torch.full_like(apart, 1 / len(apart))
+    of_queries.append((weights * torch.exp(-2 * apart)).sum())
+  return torch.log(sum(of_queries) / len(of_queries))
+
+
+@DEVICES
+@pytest.mark.parametrize('loss', ['align_uniform', 'cacr'])
+def test_the_logarithm_of_a_mean_is_taken_for_each_pair_of_views(loss, devices):
+  """AU-CL, and CACR with the RBF cost (Eq. 13-14), as the CACR authors compute them with several views."""
+  parameters = (('cost', 'rbf'),) if loss == 'cacr' else ()
+  states, values = trace('simclr', devices, loss=loss, parameters=parameters, tau=None, by_view_pair=True, views=3)
+  for step, (views, _) in enumerate(itertools.islice(batches(3), 4)):
+
+    def value(weights, views=views):
+      colours = [torch.tensor(np.float64(view).mean(axis=(1, 2))) for view in views]
+      z = [torch.nn.functional.normalize(colour @ weights[0] @ weights[1], dim=1) for colour in colours]
+      attraction = []
+      for v, i in itertools.product(range(3), range(BATCH)):
+        cost = torch.stack([(z[v][i] - z[w][i]).pow(2).sum() for w in range(3) if w != v])
+        attraction.append((torch.softmax(cost, dim=0) * cost).sum() if loss == 'cacr' else cost.mean())
+      repulsion = [torch_repulsion(loss, z[x], z[y]) for x, y in itertools.combinations(range(3), 2)]
+      return sum(attraction) / len(attraction) + sum(repulsion) / len(repulsion)
+
+    check_step(states, values, step, value)
+
+
 @DEVICES
 def test_moco_v3_is_its_loop(devices):
   states, values = trace('moco_v3', devices, momentum=0.7)
@@ -476,6 +508,37 @@ def test_moco_v3_is_its_loop(devices):
       return sum(torch.nn.functional.cross_entropy(x, torch.arange(BATCH)) for x in logits) / 2
 
     check_step(states, values, step, loss)
+
+
+@DEVICES
+def test_cacr_on_moco_v3_is_its_loop(devices):
+  """Each query of 3 large views and a small one has all its positives at once, and all keys of those views."""
+  t_pos, t_neg, large = 1.5, 0.8, 3
+  parameters = (('t_pos', t_pos), ('t_neg', t_neg), ('stop_positive_weights', True))
+  settings = dict(loss='cacr', parameters=parameters, tau=None, momentum=0.7, views=large, small=1, keys_together=True)
+  states, values = trace('moco_v3', devices, **settings)
+  for step, ((views, _), slow) in enumerate(zip(batches(large, small=1), slow_weights(states, 0.7, 1.0), strict=True)):
+    keys = [torch.tensor(unit(project(slow, view))) for view in views[:large]]
+
+    def loss(weights, views=views, keys=keys):
+      of_queries = []
+      for v, view in enumerate(views):
+        others = [w for w in range(large) if w != v]
+        for i, query in enumerate(torch_predict(weights, view)):
+          cost = torch.stack([(query - keys[w][i]).pow(2).sum() for w in others])
+          far = torch.stack([(query - keys[w][j]).pow(2).sum() for w in others for j in range(BATCH) if j != i])
+          attraction = (torch.softmax(t_pos * cost.detach(), dim=0) * cost).sum()
+          of_queries.append(attraction - (torch.softmax(-t_neg * far, dim=0) * far).sum())
+      return sum(of_queries) / len(of_queries)
+
+    check_step(states, values, step, loss)
+
+
+def test_with_two_views_keys_together_change_nothing():
+  apart, values = trace('moco_v3', 1, momentum=0.7)
+  together, same = trace('moco_v3', 1, momentum=0.7, keys_together=True)
+  np.testing.assert_allclose(same, values, rtol=1e-6)
+  chex.assert_trees_all_close(together[-1].params, apart[-1].params, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', ['byol', 'simsiam'])

@@ -1,0 +1,136 @@
+"""Transfer of sentence embeddings: logistic regression on the sets of SentEval (Conneau & Kiela 2018).
+
+The embeddings are frozen and used as they are. A pair of sentences with embeddings u and v has the features |u − v| and
+u · v, coordinate by coordinate. The classifier minimizes C · Σ cross-entropy + ½ ‖W‖², and C is chosen without the test
+examples:
+
+- a set with a dev split: the best C on it;
+- a set with a test split only: the best mean accuracy in 10-fold cross-validation on the training examples;
+- any other set: 10-fold cross-validation, with another one inside the training examples of each fold to choose C. The
+  accuracy is the mean over the outer folds.
+
+Folds are stratified and fixed by a seed; they are not those of SentEval, which shuffles with scikit-learn.
+"""
+
+import dataclasses
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax.evals import linear
+
+FOLDS = 10
+STRENGTHS = tuple(2.0**power for power in range(-2, 4))  # the values of C in SentEval
+STEPS = 500  # of L-BFGS, at most
+SPLITS = ('train', 'dev', 'test')
+
+
+@dataclasses.dataclass(frozen=True)
+class LabeledSentences:
+  """Sentences, or pairs of sentences, with classes."""
+
+  split: np.ndarray  # 'train', 'dev' or 'test'; in a set without these, anything else  [n]
+  label: np.ndarray  # integers from 0, [n]
+  first: list[str]
+  second: list[str] | None
+
+
+def read(folder: str) -> dict[str, LabeledSentences]:
+  """The set of each NAME.tsv in a folder. Its columns are: split, label, sentence and, for pairs, second sentence."""
+  path = pathlib.Path(folder).expanduser()
+  files = sorted(path.glob('*.tsv')) if path.is_dir() else []
+  if not files:
+    raise ValueError(f'eval.transfer = {folder!r} must be a folder with .tsv files, such as mr.tsv and trec.tsv')
+  return {file.stem: _read(file) for file in files}
+
+
+def _read(file: pathlib.Path) -> LabeledSentences:
+  rows: list[list[str]] = []
+  with file.open(encoding='utf-8') as lines:
+    for number, line in enumerate(lines, start=1):
+      row = line.rstrip('\n').split('\t')
+      if len(row) not in (3, 4) or (rows and len(row) != len(rows[0])):
+        fix = 'give a split, a label and one sentence or two'
+        raise ValueError(f'eval.transfer: line {number} of {file} has {len(row)} columns: {fix}')
+      rows.append(row)
+  split, names, first, *second = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
+  label = np.unique(names, return_inverse=True)[1]
+  found = LabeledSentences(np.array(split), label, first, second[0] if second else None)
+  parts = set(split) & set(SPLITS)
+  if 'test' in parts and 'train' not in parts:
+    raise ValueError(f"eval.transfer: {file} has a split 'test' and none named 'train': rename the other split")
+  train = found.split == 'train' if 'test' in parts else np.ones(len(label), bool)
+  counts = np.bincount(label[train], minlength=len(set(names)))
+  if len(counts) < 2 or counts.min() < 2:
+    raise ValueError(f'eval.transfer: {file} must have at least two classes, each with two training sentences')
+  return found
+
+
+def features(first: np.ndarray, second: np.ndarray | None) -> np.ndarray:
+  """Those of the sentences, or |u − v| and u · v of pairs.  [n, d] -> [n, d] or [n, 2d]"""
+  return first if second is None else np.concatenate([np.abs(first - second), first * second], axis=1)
+
+
+def folds(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
+  """The fold of each example, stratified: each class is spread over the folds as evenly as possible.  [n] -> [n]"""
+  rng, found, first = np.random.default_rng(seed), np.empty(len(labels), int), 0
+  for label in np.unique(labels):
+    members = rng.permutation(np.flatnonzero(labels == label))
+    found[members] = (first + np.arange(len(members))) % count  # goes on where the last class ended
+    first += len(members)
+  return found
+
+
+@functools.partial(jax.jit, static_argnames='classes')
+def _hits(x, labels, keep, strengths, *, classes):
+  """Whether each example is classified correctly by each of f classifiers.
+
+  Args:
+    x: [n, d]; labels: [n].
+    keep: the training examples of each classifier, [f, n].
+    strengths: C of each classifier, [f].
+
+  Returns:
+    [f, n]
+  """
+  one_hot = jax.nn.one_hot(labels, classes)
+  # Targets of zero leave an example out. The objective, divided by C · n, is a mean over all n plus the penalty.
+  targets = jnp.where(keep[:, :, None], one_hot[None], 0)
+  fit = jax.vmap(linear.fit_logistic, in_axes=(None, 0, 0, None))
+  params, _ = fit(x, targets, 1 / (strengths * len(x)), STEPS)
+  logits = jax.vmap(linear.logits, in_axes=(0, None))(params, x)
+  return jnp.argmax(logits, axis=2) == labels[None]
+
+
+def accuracy(x: np.ndarray, labels: np.ndarray, split: np.ndarray, *, seed: int = 0) -> float:
+  """Accuracy in percent, by the protocol of the module.  [n, d], [n], [n]"""
+  classes, given, examples = int(labels.max()) + 1, jnp.asarray(labels), jnp.asarray(x, jnp.float32)
+
+  def hits(keep, strengths):
+    found = _hits(examples, given, jnp.asarray(keep), jnp.asarray(strengths, jnp.float32), classes=classes)
+    return np.asarray(found)
+
+  def chosen(train):
+    """The C with the best mean accuracy in cross-validation on some examples; the smallest of equals."""
+    fold = np.full(len(labels), -1)
+    fold[train] = folds(labels[train], FOLDS, seed)
+    held = [fold == f for f in range(FOLDS) if (fold == f).any()]
+    keep = np.concatenate([np.stack([train & ~out for out in held])] * len(STRENGTHS))
+    right = hits(keep, np.repeat(STRENGTHS, len(held))).reshape(len(STRENGTHS), len(held), -1)
+    means = [np.mean([r[out].mean() for r, out in zip(by_fold, held, strict=True)]) for by_fold in right]
+    return STRENGTHS[int(np.argmax(means))]
+
+  if 'test' not in split:
+    fold, found = folds(labels, FOLDS, seed + 1), []
+    for f in range(FOLDS):
+      if (test := fold == f).any():
+        found.append(hits(~test[None], [chosen(~test)])[0][test].mean())
+    return 100 * float(np.mean(found))
+  train, test = split == 'train', split == 'test'
+  if 'dev' in split:
+    right = hits(np.stack([train] * len(STRENGTHS)), STRENGTHS)
+    return 100 * float(right[np.argmax(right[:, split == 'dev'].mean(axis=1))][test].mean())
+  return 100 * float(hits(train[None], [chosen(train)])[0][test].mean())
