@@ -3,15 +3,16 @@
 import ast
 import functools
 import importlib.util
-import math
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
-from ssl_jax.registry import nearest, plain, require, require_choice
+from ssl_jax.registry import FLOAT32, in_float32, is_mapping, is_whole, nearest, plain, require, require_choice, show
 
 SEEDS = 2**31  # jax makes a key from an int32
 
@@ -28,68 +29,85 @@ CHOICES = {
 Rule = tuple[Callable[[Any], Any], str]  # what must hold, and the same in words
 
 
-def _at_least(low: float) -> Rule:
-  return lambda x: low <= x < math.inf, f'at least {low} and finite'
+def _from(low: int, high: int) -> Rule:
+  """A whole number in a range."""
+  return lambda x: low <= x <= high, f'at least {low} and at most {high}'
 
 
-def _above(low: float) -> Rule:
-  return lambda x: low < x < math.inf, f'above {low} and finite'
+def _above(low: float, high: float) -> Rule:
+  """A number in a range without its lower end, also when rounded to float32."""
+  return lambda x: in_float32(x) and low < x <= high, f'above {low} in float32 and at most {high:g}'
 
 
-def _whole(x: Any) -> bool:
-  return isinstance(x, int) and not isinstance(x, bool)
+def _at_least_0(high: float) -> Rule:
+  """0, or a positive number that float32 does not round to 0."""
+  return lambda x: in_float32(x) and 0 <= x <= high, f'0, or at least {FLOAT32[0]:.2g} (float32) and at most {high:g}'
 
 
-_SHARE: Rule = (lambda x: 0 <= x < 1, 'in [0, 1)')
+def _in_share(x: Any) -> bool:
+  return in_float32(x) and bool(x >= 0 and np.float32(x) < 1)
+
+
+_SHARE: Rule = (_in_share, 'in [0, 1), also in float32')
+_STEPS, _COUNT = 2**31 - 1, 10**6  # steps are int32; and a number of things that nobody needs more of
+_RATE = 1e6  # no learning rate or weight is larger
+
+# The range of every number. An upper bound is far above what is useful: it turns a hang or a crash into a message.
 RULES: dict[str, Rule] = {
   'seed': (lambda x: 0 <= x < SEEDS, f'from 0 to {SEEDS - 1}'),
-  'epochs': _above(0),
-  'steps': _at_least(0),
-  'batch_size': _at_least(2),
-  'views': _at_least(1),
-  'small_crops.number': _at_least(0),
-  'small_crops.size': _at_least(1),
-  'small_crops.scale': (lambda s: len(s) == 2 and 0 < s[0] <= s[1] <= 1, '0 < low <= high <= 1, such as (0.05, 0.14)'),
-  'ema': (_SHARE[0], 'in [0, 1), such as 0.999, or 0 for no average'),
-  'online_probe': _at_least(0),
-  'data.held_out': (_SHARE[0], 'in [0, 1), such as 0.1, or 0 for a set with a test split'),
-  'data.image_size': _at_least(1),
-  'data.stored_size': _at_least(0),
-  'data.tokens': _at_least(3),
-  'data.workers': _at_least(0),
-  'optimizer.learning_rate': _above(0),
+  'epochs': _from(1, _STEPS),
+  'steps': _from(0, _STEPS),
+  'batch_size': _from(2, 2**24),
+  'views': _from(1, 64),
+  'small_crops.number': _from(0, 64),
+  'small_crops.size': _from(1, 4096),
+  'small_crops.scale': (
+    lambda s: len(s) == 2 and all(map(in_float32, s)) and 0 < s[0] <= s[1] <= 1,
+    '0 < low <= high <= 1, such as (0.05, 0.14)',
+  ),
+  'ema': (_in_share, 'in [0, 1), also in float32, such as 0.999, or 0 for no average'),
+  'online_probe': _at_least_0(_RATE),
+  'data.held_out': (_in_share, 'in [0, 1), such as 0.1, or 0 for a set with a test split'),
+  'data.image_size': _from(1, 4096),
+  'data.stored_size': _from(0, 4096),
+  'data.tokens': _from(3, 2**16),
+  'data.workers': _from(0, 256),
+  'optimizer.learning_rate': _above(0, _RATE),
   'optimizer.momentum': _SHARE,
   'optimizer.betas': (
-    lambda b: len(b) == 2 and all(0 <= x < 1 for x in b),
-    'two numbers in [0, 1), such as (0.9, 0.999)',
+    lambda b: len(b) == 2 and all(map(_in_share, b)),
+    'two numbers in [0, 1), also in float32, such as (0.9, 0.999)',
   ),
-  'optimizer.weight_decay': _at_least(0),
-  'optimizer.warmup_epochs': _at_least(0),
+  'optimizer.weight_decay': _at_least_0(_RATE),
+  'optimizer.warmup_epochs': _at_least_0(_STEPS),
   'optimizer.milestones': (
-    lambda m: all(0 < x < math.inf for x in m) and len({*m}) == len(m),
+    lambda m: all(0 < x <= _STEPS for x in m) and len({*m}) == len(m) <= 1000,
     'different positive epochs, such as (160, 190)',
   ),
-  'optimizer.decay': _above(0),
-  'optimizer.clip': _at_least(0),
-  'parallel.devices': _at_least(0),
-  'parallel.cpu_devices': _at_least(1),
-  'parallel.steps_per_call': _at_least(0),
-  'parallel.processes': _at_least(1),
-  'checkpoint.every_minutes': _above(0),
-  'checkpoint.every_steps': _at_least(0),
-  'checkpoint.keep': _at_least(1),
-  'log.every_steps': _at_least(1),
-  'eval.every_epochs': _at_least(0),
-  'eval.crop': (lambda x: 0 < x <= 1, 'in (0, 1]: a share of the shorter side'),
-  'eval.k': (lambda k: all(_whole(x) and x >= 1 for x in k), 'numbers of neighbors, such as (200,), or () for no kNN'),
-  'eval.temperature': _above(0),
-  'eval.batch_size': _at_least(1),
+  'optimizer.decay': _above(0, _RATE),
+  'optimizer.clip': _at_least_0(FLOAT32[1]),
+  'parallel.devices': _from(0, _COUNT),
+  'parallel.cpu_devices': _from(1, 256),
+  'parallel.steps_per_call': _from(0, _STEPS),
+  'parallel.processes': _from(1, _COUNT),
+  'checkpoint.every_minutes': _above(0, _COUNT),
+  'checkpoint.every_steps': _from(0, _STEPS),
+  'checkpoint.keep': _from(1, _COUNT),
+  'log.every_steps': _from(1, _STEPS),
+  'eval.every_epochs': _from(0, _STEPS),
+  'eval.crop': (lambda x: 0.1 <= x <= 1, 'from 0.1 to 1: a share of the shorter side'),
+  'eval.k': (
+    lambda k: len(k) <= 100 and all(is_whole(x) and x >= 1 for x in k),
+    'numbers of neighbors, such as (200,), or () for no kNN',
+  ),
+  'eval.temperature': _above(0, _RATE),
+  'eval.batch_size': _from(1, _COUNT),
   'eval.seeds': (
-    lambda s: s and all(_whole(x) and 0 <= x < SEEDS for x in s),
+    lambda s: 0 < len(s) <= 100 and all(is_whole(x) and 0 <= x < SEEDS for x in s),
     f'whole numbers from 0 to {SEEDS - 1}, such as (0,)',
   ),
-  'eval.views': _at_least(2),
-  'eval.view_images': _at_least(2),
+  'eval.views': _from(2, 64),
+  'eval.view_images': _from(2, _STEPS),
 }
 
 # Keys that may change when a run is resumed, because they do not change what it computes.
@@ -226,6 +244,7 @@ def override(config: ConfigDict, key: str, value: Any) -> None:
   named = bool(path) and path[0] in NAMED
   if isinstance(value, str) and not isinstance(section.get(last), str):
     value = _literal(value)
+  _require_keys(key, value)
   if named and last == 'name':
     if value != section.get('name'):
       for stale in list(section):
@@ -233,16 +252,17 @@ def override(config: ConfigDict, key: str, value: Any) -> None:
     section.name = value
     return
   if last not in section and not named:
-    raise ValueError(f'config key {key!r} = {value!r} does not exist: {_elsewhere(config, last, section)}')
+    raise ValueError(f'config key {key!r} = {show(value)} does not exist: {_elsewhere(config, last, section)}')
   if named:
     if last in section:
       del section[last]  # its type may change: a number, or the dict of a schedule
     section[last] = value
     return
   if isinstance(section[last], ConfigDict):
-    if not isinstance(value, Mapping):
-      raise ValueError(f'config key {key!r} = {value!r} is a section: set one of {", ".join(section[last])}')
-    if last in NAMED:
+    if not is_mapping(value):
+      known = ', '.join(section[last]) or "its keys, such as {'flip': 0.5}"
+      raise ValueError(f'config key {key!r} = {show(value)} is a section: set one of {known}')
+    if key in NAMED:
       config[key] = ConfigDict(dict(value))
     else:
       for name, inner in value.items():
@@ -262,8 +282,17 @@ def _elsewhere(config: ConfigDict, last: str, section: ConfigDict) -> str:
 def _literal(text: str) -> Any:
   try:
     return ast.literal_eval(text)
-  except (ValueError, SyntaxError):
+  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # as for '{[]: 1}' and '((((...'
     return {'true': True, 'false': False}.get(text.lower(), text)
+
+
+def _require_keys(key: str, value: Any) -> None:
+  """Raises a ValueError for a mapping that config.json and dotted keys cannot hold."""
+  if is_mapping(value):
+    for name, inner in value.items():
+      if not isinstance(name, str) or '.' in name:
+        raise ValueError(f'{key} = {show(value)} must have names without dots as its keys, not {show(name)}')
+      _require_keys(f'{key}.{name}', inner)
 
 
 def _same_type(key: str, value: Any, default: Any) -> Any:
@@ -271,18 +300,18 @@ def _same_type(key: str, value: Any, default: Any) -> Any:
   if isinstance(default, bool) or isinstance(value, bool):
     fits = isinstance(default, bool) and isinstance(value, bool)
   elif isinstance(default, float):
-    fits = isinstance(value, int | float)
+    fits = isinstance(value, float) or (isinstance(value, int) and abs(value) <= FLOAT32[1])
     value = float(value) if fits else value
   elif isinstance(default, int):
     fits = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     value = int(value) if fits else value
   elif isinstance(default, tuple):
     value = tuple(value) if isinstance(value, tuple | list) else (value,)
-    fits = all(isinstance(v, int | float) for v in value)
+    fits = all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
   else:
     fits = isinstance(value, type(default))
   if not fits:
-    raise ValueError(f'{key} = {value!r} must be of type {type(default).__name__}, such as {default!r}')
+    raise ValueError(f'{key} = {show(value)} must be of type {type(default).__name__}, such as {default!r}')
   return value
 
 
@@ -318,7 +347,7 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
     require(key, value_of(key), holds, must_be)
   for key, value in flat.items():
     if not all(isinstance(x, str | int | float | None) for x in _leaves(value)):
-      raise ValueError(f'{key} = {value!r} must be a number, a text or a tuple of them, which config.json can hold')
+      raise ValueError(f'{key} = {show(value)} must be a number, a text or a tuple of them, which config.json can hold')
   size = config.data.image_size
   stored = lambda pixels: pixels == 0 or pixels >= size
   require('data.stored_size', config.data.stored_size, stored, f'0 or at least data.image_size = {size}')
@@ -328,6 +357,27 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
       f'data.held_out = {config.data.held_out} has no effect, because data.train_split = {train!r} and '
       f'data.test_split = {test!r} differ: set it to 0, or name one split twice'
     )
+  _require_memory_of_views(config)
+
+
+def memory() -> int:
+  """Bytes of memory of this machine."""
+  return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+
+
+def require_memory(what: str, needed: float, fix: str) -> None:
+  """Raises a ValueError, '{what} needs ... GiB ...: {fix}', where that is more than this machine has."""
+  if needed > memory():
+    raise ValueError(f'{what} needs {needed / 2**30:,.0f} GiB, and this machine has {memory() / 2**30:,.0f}: {fix}')
+
+
+def _require_memory_of_views(config: ConfigDict) -> None:
+  small = config.small_crops
+  pixels = config.views * config.data.image_size**2 + small.number * small.size**2
+  if config.data.source != 'text':
+    needed = 12 * pixels * config.batch_size / config.parallel.processes  # three channels in float32
+    what = f'batch_size = {config.batch_size} with views = {config.views} of {config.data.image_size} pixels'
+    require_memory(what, needed, 'lower one of them')
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -342,9 +392,13 @@ def _validate_keys(config: ConfigDict, base: ConfigDict, prefix: str) -> None:
     if key not in config:
       raise ValueError(f'config key {prefix + key!r} is missing: inherit from configs/base.py')
     if prefix == '' and key in NAMED:
+      _require_keys(key, config[key])
       if key != 'augment_other' and 'name' not in config[key]:
-        raise ValueError(f'{key} = {dict(config[key])!r} must have a name, such as {dict(default)!r}')
+        raise ValueError(f'{key} = {show(config[key])} must have a name, such as {show(default)}')
+      require(f'{key}.name', config[key].get('name', ''), lambda name: isinstance(name, str), 'a text')
     elif isinstance(default, ConfigDict):
+      if not isinstance(config[key], ConfigDict):
+        raise ValueError(f'config key {prefix + key!r} = {show(config[key])} must be a section')
       _validate_keys(config[key], default, f'{prefix}{key}.')
     else:
       config[key] = _same_type(prefix + key, config[key], default)
@@ -355,5 +409,5 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
   before, after = flatten(upgrade(old)), flatten(upgrade(new))
   for key in sorted(before.keys() | after.keys()):
     if not _within(key, HARMLESS) and before.get(key) != after.get(key):
-      return f'{key} = {after.get(key)!r} here, {before.get(key)!r} there'
+      return f'{key} = {show(after.get(key))} here, {show(before.get(key))} there'
   return None

@@ -6,10 +6,13 @@ parameters, and calls it; `find` does the same without the call. The entry check
 """
 
 import contextlib
+import decimal
 import difflib
 import functools
 import inspect
 import math
+import types
+import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
@@ -17,6 +20,10 @@ import jax
 import numpy as np
 
 LISTED = 50  # names in an error message, at most
+LONGEST = 300  # characters of a value in an error message, at most
+
+# The range of numbers in float32, without those below the smallest normal one, which devices round to 0.
+FLOAT32 = (float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max))
 
 
 class Found(NamedTuple):
@@ -44,23 +51,49 @@ def find(section: str, spec: Mapping[str, Any], table: Mapping[str, Callable], g
   {'ndigits': 2}
   """
   if not is_mapping(spec):
-    raise ValueError(f'{section} = {spec!r} must be a mapping, such as dict(name={next(iter(table))!r})')
+    raise ValueError(f'{section} = {show(spec)} must be a mapping, such as dict(name={next(iter(table))!r})')
   parameters = plain(spec)
   name = parameters.pop('name', None)
   if name is None:
     raise ValueError(f'{section}.name is missing: give one of {", ".join(table)}')
-  if name not in table:
-    raise ValueError(f'{section}.name = {name!r} is not a known {section.rpartition(".")[2]}: {nearest(name, table)}')
+  if not isinstance(name, str) or name not in table:
+    kind = section.rpartition('.')[2]
+    raise ValueError(f'{section}.name = {show(name)} is not a known {kind}: {nearest(name, table)}')
   known = {key: p for key, p in arguments(table[name]).items() if key not in given}
   for key, value in parameters.items():
     if key not in known:
-      raise ValueError(f'{section}.{key} = {value!r} is not a parameter of {name!r}: {nearest(key, known)}')
-    if isinstance(known[key].default, bool):
-      require_bool(f'{section}.{key}', value)
+      raise ValueError(f'{section}.{key} = {show(value)} is not a parameter of {name!r}: {nearest(key, known)}')
+    _require_type(f'{section}.{key}', value, known[key])
+    if isinstance(value, int) and abs(value) > 2**24 and known[key].annotation is float:
+      parameters[key] = float(value)  # jax would read it, or 1 + it, as an int32
   for key, parameter in known.items():
     if parameter.default is parameter.empty and key not in parameters:
       raise ValueError(f'{section}.{key} is missing: {name!r} needs {", ".join(known)}')
   return Found(name, table[name], parameters)
+
+
+def _require_type(name: str, value: Any, parameter: inspect.Parameter) -> None:
+  """Raises a ValueError for a value that a parameter annotated as a bool, a number or a text cannot take.
+
+  What is built checks the rest, with words of its own: the ranges of numbers, schedules in place of a float, tuples.
+  """
+  annotation = parameter.annotation
+  kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+  if value is None and type(None) in kinds:
+    return
+  if bool in kinds:
+    require_bool(name, value)
+  elif float in kinds:
+    if isinstance(value, bool) or (is_number(value) and -math.inf < value < math.inf):
+      require(name, value, in_float32, f'a finite number, also in float32{_or_none(kinds)}')
+  elif int in kinds and is_number(value) | isinstance(value, bool):
+    require(name, value, is_whole, f'a whole number{_or_none(kinds)}')
+  elif str in kinds:
+    require(name, value, lambda x: isinstance(x, str), f'a text{_or_none(kinds)}')
+
+
+def _or_none(kinds: Collection[Any]) -> str:
+  return ', or None' if type(None) in kinds else ''
 
 
 def build(section: str, spec: Mapping[str, Any], table: Mapping[str, Callable], **given: Any) -> Any:
@@ -117,13 +150,46 @@ def require(name: str, value: Any, holds: Callable[[Any], Any], must_be: str) ->
     raise ValueError(f'{name} = {show(value)} must be {must_be}')
 
 
+def is_number(value: Any) -> bool:
+  """Whether a value is a number, or a scalar array; True and False are not numbers.
+
+  >>> is_number(1), is_number(True), is_number('1')
+  (True, False, False)
+  """
+  return isinstance(value, int | float | np.number | np.ndarray | jax.Array) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+  """Whether a value is a whole number that 64 bits can hold; True and False are not numbers.
+
+  >>> is_whole(2), is_whole(2.0), is_whole(True)
+  (True, False, False)
+  """
+  return isinstance(value, int | np.integer) and not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
+
+
+def in_float32(value: Any) -> bool:
+  """Whether a value is a number that neither overflows nor vanishes in float32.
+
+  >>> in_float32(0.0), in_float32(1e-300), in_float32(1e300), in_float32(True)
+  (True, False, False, False)
+  """
+  low, high = FLOAT32
+  return is_number(value) and bool(value == 0 or low <= abs(value) <= high)
+
+
 def require_positive(**values: Any) -> None:
-  """Raises a ValueError unless each value is a positive and finite number.
+  """Raises a ValueError unless each value is a positive and finite number, also in float32.
 
   >>> require_positive(tau=0.2)
   """
   for name, value in values.items():
-    require(name, value, lambda x: 0 < x < math.inf, 'positive and finite')
+    must_be = 'positive and finite'
+    if isinstance(value, jax.core.Tracer):
+      continue
+    if is_number(value) and np.ndim(value) == 0 and 0 < value < math.inf:
+      must_be += f' in float32, from {FLOAT32[0]:.2g} to {FLOAT32[1]:.2g}'
+    require(name, value, lambda x: in_float32(x) and x > 0, must_be)
 
 
 def require_bool(name: str, value: Any) -> None:
@@ -139,8 +205,8 @@ def require_choice(name: str, value: Any, known: Collection[str]) -> None:
 
   >>> require_choice('eval.vote', 'majority', ['cosine', 'majority'])
   """
-  if value not in known:
-    raise ValueError(f'{name} = {value!r} is not a valid choice: {nearest(value, known)}')
+  if not isinstance(value, str) or value not in known:
+    raise ValueError(f'{name} = {show(value)} is not a valid choice: {nearest(value, known)}')
 
 
 @contextlib.contextmanager
@@ -175,9 +241,14 @@ def plain(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(value: Any) -> str:
-  """A value in a message: scalars of jax and numpy as numbers.
+  """A value in a message, in one line of limited length: scalars of jax and numpy as numbers, sections as dicts.
 
-  >>> show(np.float32(0.5))
-  '0.5'
+  >>> show(np.float32(0.5)), show(10**400)
+  ('0.5', '1e+400')
   """
-  return f'{float(value):g}' if isinstance(value, jax.Array | np.number) and np.ndim(value) == 0 else repr(value)
+  if isinstance(value, jax.Array | np.number) and np.ndim(value) == 0:
+    return f'{float(value):g}'
+  if isinstance(value, int) and not isinstance(value, bool) and abs(value) > FLOAT32[1]:
+    return f'{decimal.Decimal(value):.0e}'
+  text = ' '.join(repr(plain(value) if is_mapping(value) else value).split('\n'))
+  return text if len(text) <= LONGEST else f'{text[:LONGEST]}...'

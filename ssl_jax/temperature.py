@@ -21,6 +21,7 @@ import numpy as np
 
 from ssl_jax.registry import (
   Found,
+  arguments,
   find,
   is_mapping,
   plain,
@@ -299,7 +300,9 @@ def from_config(
     require_positive(**{section: spec})
     return _number(section, spec)
   spec = plain(spec)
-  if spec.get('name') not in OF_STEP:
+  if not isinstance(spec.get('name'), str):
+    find(section, spec, OF_SIMILARITY | OF_STEP)  # which explains what is wrong with the name
+  if spec['name'] not in OF_STEP:
     return _of_similarity(section, spec, clock)
   schedule = _of_step(section, spec, clock)
   with prefix(section):
@@ -309,7 +312,7 @@ def from_config(
 
 def _number(path: str, value: Any) -> Schedule:
   if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-    raise ValueError(f"{path} = {value!r} is not a number: give a number or dict(name='linear_schedule', ...)")
+    raise ValueError(f"{path} = {show(value)} is not a number: give a number or dict(name='linear_schedule', ...)")
   return Schedule(dict, lambda params, step: float(value))
 
 
@@ -325,6 +328,9 @@ def _of_step(path: str, spec: Mapping[str, Any], clock: Mapping[str, float]) -> 
 def _of_similarity(path: str, spec: dict[str, Any], clock: Mapping[str, float]) -> Schedule:
   gradient = spec.pop('gradient', False) if spec.get('name') != 'constant' else False
   require_bool(f'{path}.gradient', gradient)
+  for key in arguments(OF_SIMILARITY.get(spec['name'], constant)).keys() & spec.keys():
+    if not is_mapping(spec[key]):
+      _number(f'{path}.{key}', spec[key])  # with a hint at schedules
   found = find(path, spec, OF_SIMILARITY | OF_STEP)
   children = {
     key: _of_step(f'{path}.{key}', value, clock) if is_mapping(value) else _number(f'{path}.{key}', value)

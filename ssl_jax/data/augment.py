@@ -13,7 +13,6 @@ distribution with the operations after it (up to one pixel of a cutout), so reci
 """
 
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax.data import image_ops
-from ssl_jax.registry import nearest, require
+from ssl_jax.registry import in_float32, is_whole, nearest, require, show
 
 MEAN_STD = {
   'cifar10': dict(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
@@ -95,22 +94,24 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 _PROBABILITIES = ('flip', 'jitter', 'grey', 'blur', 'solarize', 'cutout', 'rotation', 'noise')
 _STRENGTHS = ('brightness', 'contrast', 'saturation', 'noise_std')
-_increasing = lambda r: len(r) == 2 and 0 < r[0] <= r[1] < math.inf
+_STRONGEST = 100.0  # of any strength, blur or ratio
+_increasing = lambda r: len(r) == 2 and all(map(in_float32, r)) and 0 < r[0] <= r[1] <= _STRONGEST
+_within = lambda low, high: lambda x: in_float32(x) and low <= x <= high
 _RULES: dict[str, tuple[Callable[[Any], Any], str]] = {
-  **dict.fromkeys(_PROBABILITIES, (lambda p: 0 <= p <= 1, 'a probability in [0, 1]')),
-  **dict.fromkeys(_STRENGTHS, (lambda x: 0 <= x < math.inf, 'finite and at least 0')),
-  'size': (lambda n: n is None or (n >= 1 and n == int(n)), "a positive number of pixels, or None for the image's"),
+  **dict.fromkeys(_PROBABILITIES, (_within(0, 1), 'a probability in [0, 1]')),
+  **dict.fromkeys(_STRENGTHS, (_within(0, _STRONGEST), f'finite and at least 0, and at most {_STRONGEST:g}')),
+  'size': (lambda n: n is None or (is_whole(n) and n >= 1), "a positive number of pixels, or None for the image's"),
   'crop': (lambda crop: isinstance(crop, bool), 'True or False'),
   'crop_scale': (lambda r: _increasing(r) and r[1] <= 1, '(low, high) with 0 < low <= high <= 1'),
-  'crop_ratio': (_increasing, '(low, high) with 0 < low <= high'),
+  'crop_ratio': (_increasing, f'(low, high) with 0 < low <= high <= {_STRONGEST:g}'),
   'interpolation': (lambda name: name in image_ops.INTERPOLATIONS, ' or '.join(image_ops.INTERPOLATIONS)),
-  'hue': (lambda hue: 0 <= hue <= 0.5, 'a fraction of a full turn in [0, 0.5]'),
-  'blur_sigma': (_increasing, '(low, high) with 0 < low <= high'),
-  'solarize_threshold': (lambda threshold: 0 <= threshold <= 1, 'in [0, 1]'),
-  'cutout_size': (lambda size: 0 < size <= 1, "a fraction of the view's side in (0, 1]"),
-  'rotation_degrees': (lambda degrees: 0 <= degrees <= 180, 'in [0, 180]'),
-  'mean': (lambda mean: len(mean) == 3 and all(map(math.isfinite, mean)), 'three finite numbers, one per channel'),
-  'std': (lambda std: len(std) == 3 and all(0 < x < math.inf for x in std), 'three positive numbers, one per channel'),
+  'hue': (_within(0, 0.5), 'a fraction of a full turn in [0, 0.5]'),
+  'blur_sigma': (_increasing, f'(low, high) with 0 < low <= high <= {_STRONGEST:g}'),
+  'solarize_threshold': (_within(0, 1), 'in [0, 1]'),
+  'cutout_size': (lambda size: in_float32(size) and 0 < size <= 1, "a fraction of the view's side in (0, 1]"),
+  'rotation_degrees': (_within(0, 180), 'in [0, 180]'),
+  'mean': (lambda mean: len(mean) == 3 and all(map(_within(-1e3, 1e3), mean)), 'three finite numbers, one per channel'),
+  'std': (lambda std: len(std) == 3 and all(map(_within(1e-6, 1e6), std)), 'three positive numbers, one per channel'),
 }
 
 
@@ -118,7 +119,7 @@ def validate(settings: Mapping[str, Any], section: str = 'augment') -> dict[str,
   """The settings, completed with `OFF`. Raises a ValueError for an unknown key or an invalid value."""
   for key, value in settings.items():
     if key not in OFF:
-      raise ValueError(f'{section}.{key} = {value!r} is not a known setting: {nearest(key, OFF)}')
+      raise ValueError(f'{section}.{key} = {show(value)} is not a known setting: {nearest(key, OFF)}')
   settings = {**OFF, **settings}
   for key, (holds, must_be) in _RULES.items():
     require(f'{section}.{key}', settings[key], holds, must_be)

@@ -5,9 +5,12 @@ Batch t is a pure function of (seed, t). The order of an epoch depends on (seed,
 of workers and processes gives the same batches.
 """
 
+import atexit
 import collections
+import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import math
 import multiprocessing
@@ -15,7 +18,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
   import grain
 
 Batch = dict[str, Any]
-Batches: TypeAlias = 'grain.DatasetIterator[Batch]'
+Batches: TypeAlias = Generator[Batch, None, None]
 T = TypeVar('T')
 
 
@@ -142,11 +145,35 @@ def batches(
   loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), threads)
   steps = grain.MapDataset.range(start_step, total_steps).map(loader)
   if not num_workers:
-    return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
+    return _closing(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
   _accept_flags()
   _check_shared_memory(num_workers, 3 * local * sum(3 * crop.size**2 for crop in crops))
   steps = steps.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-  return iter(steps.mp_prefetch(grain.MultiprocessingOptions(num_workers, per_worker_buffer_size=1), _start_worker))
+  atexit.register(gc.collect)  # batches are shared memory in reference cycles: Python would warn about them at exit
+  return _closing(steps.mp_prefetch(grain.MultiprocessingOptions(num_workers, per_worker_buffer_size=1), _start_worker))
+
+
+def _closing(dataset: 'grain.IterDataset[Batch]') -> Batches:
+  """The batches of a dataset. When it ends, by an error or otherwise, the workers stop and no shared memory is left."""
+  iterator = iter(dataset)
+  try:
+    yield from iterator
+  finally:
+    iterator.close()
+    _unlink_shared_memory()
+
+
+def _unlink_shared_memory() -> None:
+  """Removes the names of shared memory whose batches grain still buffers, or that a traceback still refers to.
+
+  The memory itself is freed with the last batch. grain would remove the name then, which may be too late: Python warns
+  at its end about each name that is left.
+  """
+  for array in gc.get_objects():
+    if isinstance(array, np.ndarray) and getattr(array, '_unlink_on_del', False):
+      array._unlink_on_del = False  # type: ignore[attr-defined]
+      with contextlib.suppress(FileNotFoundError):  # a view of an array that was found before
+        array.shm.unlink()  # type: ignore[attr-defined]
 
 
 def prefetch(iterator: Iterable[Batch], put: Callable[[Batch], T], depth: int = 2) -> Iterator[T]:

@@ -9,14 +9,18 @@ No source needs TensorFlow or a network. Images are converted to RGB and otherwi
 ignored, as in ImageNet pipelines.
 """
 
+import collections
 import copy
 import functools
 import hashlib
 import io
 import itertools
+import math
 import os
 import pathlib
+import stat
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,6 +30,7 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from ssl_jax.config import require_memory
 from ssl_jax.data import archives, classes, embedded
 from ssl_jax.registry import nearest, require_choice
 
@@ -34,6 +39,7 @@ T = TypeVar('T')
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)  # by Pillow
 BROKEN_ARCHIVE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # by np.load, for an .npz
+LARGEST_IMAGE = 2**30  # bytes of one image file
 THREADS = min(4, os.cpu_count() or 1)  # on small images, 16 threads take twice as long as 4
 BULK = 512  # images per task when all are read: large enough to hide the overhead, small enough to share the work
 
@@ -98,6 +104,8 @@ class Source:
 
     Images of that size keep their pixels. In others, the shorter side is resized to it and the center is cropped.
     """
+    needed, fix = self.nbytes_decoded(image_size), 'set data.on_device=no, or lower data.image_size or data.stored_size'
+    require_memory(f'decoding {len(self):,} images at {image_size} × {image_size} pixels', needed, fix)
     images = np.empty((len(self), image_size, image_size, 3), np.uint8)
     good = np.ones(len(self), bool)
 
@@ -146,11 +154,15 @@ class Source:
 
   def _note_broken(self, position: int, error: Exception) -> None:
     if self.broken == 'error':
-      reason = 'unknown format' if isinstance(error, UnidentifiedImageError) else error
+      reason = 'unknown format' if isinstance(error, UnidentifiedImageError) else _one_line(error)
       raise ValueError(
         f'{self.where(position)} is not a readable image ({reason}): fix or remove it, or set data.broken=skip'
       ) from error
     self.skipped.add(position)
+
+
+def _one_line(error: Exception) -> str:
+  return ' '.join(str(error).split()) or type(error).__name__
 
 
 class Arrays(Source):
@@ -188,7 +200,7 @@ class Folder(Source):
     return [functools.partial(_open_file, self.items[k]) for k in positions]
 
   def where(self, position: int) -> str:
-    return self.items[position]
+    return _shown(self.items[position])
 
   def name(self, position: int) -> str:
     return pathlib.Path(self.items[position]).relative_to(self.root).as_posix()
@@ -208,7 +220,21 @@ class Folder(Source):
     return [resolve(path) for path in self.items]
 
 
+def _shown(path: str) -> str:
+  """A path in a message of one line."""
+  return path if path.isprintable() else repr(path)
+
+
+def is_regular(path: str | os.PathLike[str]) -> bool:
+  """Whether a path is a file that ends: not a pipe, a device or a socket, of which a read may never return."""
+  return stat.S_ISREG(os.stat(path).st_mode)
+
+
 def _open_file(path: str) -> Image.Image:
+  if not is_regular(path):
+    raise OSError('not a regular file')
+  if (size := os.path.getsize(path)) > LARGEST_IMAGE:
+    raise OSError(f'it has {size / 2**30:,.0f} GiB')
   with open(path, 'rb') as file:  # read completely, because Pillow keeps the file of a broken image open
     return Image.open(io.BytesIO(file.read()))
 
@@ -306,22 +332,57 @@ def _embedded(data: Mapping[str, Any], split: str) -> Arrays:
   return Arrays(*embedded.generate(data[f'{split}_split']), embedded.CLASSES)
 
 
+def npz_names(path: str | os.PathLike[str]) -> list[str]:
+  """The names of the arrays in an .npz file."""
+  with zipfile.ZipFile(path) as archive:
+    return [name.removesuffix('.npy') for name in archive.namelist() if name.endswith('.npy')]
+
+
+def read_npz(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, np.ndarray]:
+  """Those of the named arrays that an .npz file has. Nothing is allocated for a header that claims more than there is.
+
+  Raises one of BROKEN_ARCHIVE.
+  """
+  if not os.path.exists(path) or not is_regular(path) or not zipfile.is_zipfile(path):
+    raise ValueError('there is no such archive')
+  with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as file:
+    found = {}
+    for name in (name for name in names if f'{name}.npy' in archive.namelist()):
+      _check_header(archive, f'{name}.npy')
+      found[name] = file[f'{name}.npy']
+  return found
+
+
+def _check_header(archive: zipfile.ZipFile, name: str) -> None:
+  """Raises a ValueError unless a member's size is what its header says, and fits in memory."""
+  size = archive.getinfo(name).file_size
+  with archive.open(name) as member:
+    version = np.lib.format.read_magic(member)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in read:
+      return  # for names in Unicode, which an array of numbers has not
+    shape, _, dtype = read[version](member)
+    claimed = math.prod(shape) * dtype.itemsize
+    if not dtype.hasobject and claimed != size - member.tell():
+      raise ValueError(f'{name} claims {claimed:,} bytes and has {size - member.tell():,}')
+  require_memory(name, size, 'use a folder of images, or fewer of them')
+
+
 def _arrays(data: Mapping[str, Any], split: str) -> Arrays:
   path, prefix = os.path.expanduser(data['path']), data[f'{split}_split']
   try:
-    if not zipfile.is_zipfile(path):
-      raise ValueError('there is no such archive')
-    with np.load(path, allow_pickle=False) as file:
-      if f'{prefix}_images' not in file:
-        raise ValueError(f'it contains {", ".join(sorted(file)) or "nothing"}, not {prefix}_images')
-      images = file[f'{prefix}_images']
-      labels = file.get(f'{prefix}_labels')
-      class_names = file['class_names'].tolist() if 'class_names' in file else ()
+    found = read_npz(path, (f'{prefix}_images', f'{prefix}_labels', 'class_names'))
+    if f'{prefix}_images' not in found:
+      raise ValueError(f'it contains {", ".join(sorted(npz_names(path))) or "nothing"}, not {prefix}_images')
+    images, labels = found[f'{prefix}_images'], found.get(f'{prefix}_labels')
+    class_names = found['class_names'].tolist() if 'class_names' in found else ()
   except BROKEN_ARCHIVE as error:
     raise ValueError(
       f'data.path = {data["path"]!r} must be an .npz file with train_images, train_labels, test_images, test_labels '
-      f'(labels are optional, pickled objects are rejected): {error}'
+      f'(labels are optional, pickled objects are rejected): {_one_line(error)}'
     ) from error
+  if class_names and not (isinstance(class_names, list) and all(isinstance(name, str) for name in class_names)):
+    raise ValueError(f'class_names of {path} must be a list of texts, one for each class')
   name = f'{prefix}_images of {path}'
   if images.dtype != np.uint8:
     raise ValueError(f'{name} has dtype {images.dtype}: store uint8 from 0 to 255')
@@ -360,7 +421,8 @@ def _folder(data: Mapping[str, Any], split: str) -> Folder:
     known = subfolders(path)
     fix = nearest(root.name, known) if known else f"set {key}='' if the images are in data.path itself"
     raise ValueError(f'{key} = {folder!r} is not a folder in {path}, as in {root}/<class>/*.JPEG: {fix}')
-  names, flat = subfolders(root), _images_in(root, nested=False)
+  ignored: collections.Counter[str] = collections.Counter()
+  names, flat = subfolders(root), _images_in(root, ignored, nested=False)
   if names and flat:
     raise ValueError(
       f'{root} has both images and folders ({flat[0]}, {names[0]}): keep only class folders or only images'
@@ -369,9 +431,10 @@ def _folder(data: Mapping[str, Any], split: str) -> Folder:
     raise ValueError(
       f'{root} has neither class folders, as in {root}/<class>/*.JPEG, nor images: check data.path and {key}'
     )
+  paths = [] if flat else [_images_in(root / name, ignored) for name in names]
+  _name_ignored(root, ignored)
   if flat:
     return Folder(np.array(flat, object), broken=data['broken'], root=root)
-  paths = [_images_in(root / name) for name in names]
   for name, found in zip(names, paths, strict=True):
     if not found:
       raise ValueError(f'class folder {root / name} has no images ({", ".join(EXTENSIONS)}): fill or remove it')
@@ -387,8 +450,11 @@ def subfolders(root: str | os.PathLike[str]) -> list[str]:
   return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith('.'))
 
 
-def _images_in(root: pathlib.Path, nested: bool = True) -> list[str]:
-  """Sorted paths of the images in a folder and, if `nested`, in its subfolders, without hidden files and folders."""
+def _images_in(root: pathlib.Path, ignored: 'collections.Counter[str]', nested: bool = True) -> list[str]:
+  """Sorted paths of the images in a folder and, if `nested`, in its subfolders, without hidden files and folders.
+
+  The types of other files are counted in `ignored`.
+  """
   found: list[str] = []
   seen: set[str] = set()
   for folder, below, files in os.walk(root, followlinks=True):
@@ -397,10 +463,20 @@ def _images_in(root: pathlib.Path, nested: bool = True) -> list[str]:
       continue
     seen.add(place)
     below[:] = [name for name in below if nested and not name.startswith('.')]
-    found += [
-      os.path.join(folder, name) for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith('.')
-    ]
+    for name in (name for name in files if not name.startswith('.')):
+      if (suffix := os.path.splitext(name)[1].lower()) in EXTENSIONS:
+        found.append(os.path.join(folder, name))
+      else:
+        ignored[suffix] += 1
   return sorted(found)
+
+
+def _name_ignored(root: pathlib.Path, types: 'collections.Counter[str]') -> None:
+  """Says which files of a folder are not read because of their type."""
+  if types:
+    kinds = ', '.join(f'{count:,} {_shown(suffix) or "without a suffix"}' for suffix, count in types.most_common(5))
+    known = ', '.join(EXTENSIONS)
+    print(f'{root}: {types.total():,} files are not read ({kinds}), only {known}', file=sys.stderr, flush=True)
 
 
 LOADERS = {'tfds': _tfds, 'arrays': _arrays, 'folder': _folder, 'embedded': _embedded}

@@ -8,7 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.data import augment, pipeline, resolve, sources
-from ssl_jax.registry import require_choice
+from ssl_jax.registry import require_choice, show
 
 
 class Views(NamedTuple):
@@ -26,7 +26,7 @@ def augment_settings(config: ConfigDict) -> tuple[dict[str, Any], dict[str, Any]
   require_choice('augment.name', name, augment.PRESETS)
   for section in ('augment', 'augment_other'):
     if 'size' in config[section]:
-      raise ValueError(f'{section}.size = {config[section]["size"]!r} is not set here: set data.image_size')
+      raise ValueError(f'{section}.size = {show(config[section]["size"])} is not set here: set data.image_size')
   settings = augment.validate(augment.PRESETS[name] | changes)
   augment.validate(dict(config.augment_other), 'augment_other')
   return settings, settings | dict(config.augment_other)

@@ -1,5 +1,7 @@
 """Checks of features and labels that all evaluations share, made before anything is compiled."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +25,12 @@ def features(name: str, x: ArrayLike) -> jax.Array:
       'from a checkpoint that has not diverged, or scale them'
     )
   return x
+
+
+def finite(name: str, scores: Any, fix: str) -> None:
+  """Raises unless every score is finite: a class chosen from others is not a prediction, but an accident."""
+  if not np.isfinite(scores).all():
+    raise ValueError(f'{name}: holds NaN or infinity, so nothing can be said about them; {fix}')
 
 
 def labels(name: str, y: ArrayLike | None, examples: int, *, classes: int = 2) -> np.ndarray:

@@ -5,7 +5,6 @@ import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.data import sources
@@ -84,14 +83,14 @@ def evaluate_features(path: str, workdir: str, choices: Mapping) -> dict:
   file = pathlib.Path(path).expanduser()
   if not file.is_file() or not zipfile.is_zipfile(file):
     raise ValueError(f'eval.file = {str(path)!r} is not an .npz file: give one with {", ".join(KEYS)}')
-  with np.load(file, allow_pickle=False) as stored:
-    for key in KEYS:
-      if key not in stored:
-        raise ValueError(f'eval.file = {str(path)!r} has no {key}: give {", ".join(KEYS)}')
-    try:
-      train, train_labels, test, test_labels = (stored[key] for key in KEYS)
-    except sources.BROKEN_ARCHIVE as error:
-      raise ValueError(f'eval.file = {str(path)!r} cannot be read ({error}): store plain numbers') from error
+  try:
+    stored = sources.read_npz(file, KEYS)
+  except sources.BROKEN_ARCHIVE as error:
+    raise ValueError(f'eval.file = {str(path)!r} cannot be read ({error}): store plain numbers') from error
+  for key in KEYS:
+    if key not in stored:
+      raise ValueError(f'eval.file = {str(path)!r} has no {key}: give {", ".join(KEYS)}')
+  train, train_labels, test, test_labels = (stored[key] for key in KEYS)
   train_name, test_name = 'eval.file: train_features', 'eval.file: test_features'
   check.same_width(test_name, check.features(test_name, test), train_name, check.features(train_name, train))
   workdir = files.writable(workdir)

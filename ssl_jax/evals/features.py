@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from ssl_jax.data import sources
+from ssl_jax.evals import check
 from ssl_jax.methods import Method
 from ssl_jax.run.devices import Devices
 from ssl_jax.run.update import Augment, example_keys, make_views
@@ -86,6 +87,8 @@ def extract(
     features, found = multihost_utils.process_allgather((features, found), tiled=True)
   read = found[: len(source)] == np.arange(len(source))  # False if another image replaced a broken one
   source.skipped.update(np.flatnonzero(~read).tolist())  # including those that other processes met
+  for layer, x in features.items():
+    check.finite(f'features of the {layer}', x, 'the weights have diverged: use an earlier checkpoint')
   chosen = slice(len(source)) if read.all() else np.flatnonzero(read)  # a slice makes no copy
   labels = None if source.labels is None else source.labels[chosen]
   return jax.tree.map(lambda x: x[chosen], features), labels

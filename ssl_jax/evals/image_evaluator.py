@@ -78,7 +78,9 @@ class ImageEvaluator:
     found = self._accuracy(space.train, labels.train, space.test, labels.test)
     if self.run.online_probe and not choice.data.name:  # it predicts the classes that it was trained on
       weights = unreplicate(state.extra['probe']['weights'])
-      predicted = np.asarray(online_probe.scores(weights, spaces['backbone'].test)).argmax(axis=1)
+      probed = np.asarray(online_probe.scores(weights, spaces['backbone'].test))
+      check.finite('scores of the online probe', probed, f'lower online_probe = {self.run.config.online_probe:g}')
+      predicted = probed.argmax(axis=1)
       found['online_probe'] = scoring.percent(predicted == labels.test)
     if choice.measures:
       loss = self._loss_settings(*unreplicate((state.step, state.params.get('temperature', {}))))

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from ssl_jax.arrays import normalize
 from ssl_jax.evals import check, row_blocks
 from ssl_jax.evals.scoring import classes_before, percent
-from ssl_jax.registry import require_choice, require_positive
+from ssl_jax.registry import is_whole, require_choice, require_positive
 
 # Float32 rounding leaves about this squared distance between equal unit vectors; smaller distances are raised to it.
 SMALLEST_SQUARED_DISTANCE = 1e-6
@@ -122,9 +122,9 @@ def classify(
     num_classes: by default the largest label + 1.
     block: queries per block; by default as many as keep similarities and votes within 256 MiB.
   """
-  k = tuple(sorted(set(k)))
-  if not k or k[0] < 1:
+  if not len(k) or not all(is_whole(number) and number >= 1 for number in k):
     raise ValueError(f'k: {k}, expected at least one number, each 1 or more')
+  k = tuple(sorted(set(k)))
   require_choice('vote', vote, VOTES)
   require_positive(temperature=temperature)
   bank, queries = _inputs(bank, queries, k[-1])
@@ -136,7 +136,10 @@ def classify(
   scores = _classify(
     bank, jnp.asarray(bank_labels), queries, temperature, k=k, vote=vote, num_classes=num_classes, block=block
   )
-  return {number: np.asarray(scores[:, i]) for i, number in enumerate(k)}
+  found = {number: np.asarray(scores[:, i]) for i, number in enumerate(k)}
+  for number, votes in found.items():
+    check.finite(f'scores of {number} neighbours', votes, f'give another temperature than {temperature:g}')
+  return found
 
 
 def hits(scores: np.ndarray, labels: np.ndarray, topk: int) -> np.ndarray:

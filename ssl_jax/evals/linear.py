@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from ssl_jax.evals import check
 from ssl_jax.evals.scoring import classes_before, mean_and_spread, percent
-from ssl_jax.registry import require, require_choice, require_positive
+from ssl_jax.registry import is_whole, require, require_choice, require_positive
 from ssl_jax.run.optimizers import for_strict_promotion
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -102,7 +102,7 @@ def _cross_entropy(params, x, targets):
 
 def require_seeds(seeds: Sequence[int]) -> None:
   """Raises unless there is at least one seed and none is negative."""
-  require('seeds', seeds, lambda x: min(x) >= 0, 'at least one integer, each 0 or more')
+  require('seeds', seeds, lambda x: all(map(is_whole, x)) and min(x) >= 0, 'at least one integer, each 0 or more')
 
 
 def initial_kernels(seeds: Sequence[int], d: int, num_classes: int) -> np.ndarray:
@@ -147,11 +147,11 @@ def _train(x, y, seeds, kernels, learning_rates, *, protocol, batch):
 
 @jax.jit
 def _predict(params, x, y):
-  """One classifier at a time.  params [m, ...], [n, d], [n] -> classes [m, n], `classes_before` [m, n]"""
+  """One classifier at a time.  params [m, ...], [n, d], [n] -> classes [m, n], `classes_before` [m, n], finite [m]"""
 
   def one(params):
     scores = logits(params, x)
-    return jnp.argmax(scores, axis=1), classes_before(scores, y)
+    return jnp.argmax(scores, axis=1), classes_before(scores, y), jnp.isfinite(scores).all()
 
   return jax.lax.map(one, params)
 
@@ -190,7 +190,8 @@ def settings_of(report: Mapping) -> dict:
 
 
 def _result(report, params, test_x, test_y) -> Result:
-  predictions, before = (np.asarray(x) for x in _predict(params, test_x, jnp.asarray(test_y)))
+  predictions, before, finite = (np.asarray(x) for x in _predict(params, test_x, jnp.asarray(test_y)))
+  check.finite('scores of the linear classifier', np.where(finite, 0, np.nan), 'use another protocol or learning rate')
   top1 = [percent(row) for row in before < 1]
   mean, std = mean_and_spread(top1)
   top5 = percent(before < 5)
@@ -237,7 +238,7 @@ def fit(
   if len(rates) > 1:
     held_out = np.random.default_rng(0).permutation(len(train_x)) < max(1, len(train_x) // 10)
     params = train(train_x[~held_out], train_y[~held_out], rates)
-    _, before = _predict(params, train_x[held_out], jnp.asarray(train_y[held_out]))
+    _, before, _ = _predict(params, train_x[held_out], jnp.asarray(train_y[held_out]))
     accuracy = 100 * (np.asarray(before).reshape(len(seeds), len(rates), -1) < 1).mean(axis=(0, 2))
     sweep = dict(zip(rates, accuracy.tolist(), strict=True))
     rates = [rates[int(accuracy.argmax())]]

@@ -25,7 +25,7 @@ def read(folder: str) -> dict[str, ScoredPairs]:
   If a set has a split named 'test', only its pairs are used. Other parts are joined, the setting called "all".
   """
   path = pathlib.Path(folder).expanduser()
-  files = sorted(path.glob('*.tsv')) if path.is_dir() else []
+  files = sorted(file for file in path.glob('*.tsv') if file.is_file()) if path.is_dir() else []
   if not files:
     raise ValueError(f'eval.sts = {folder!r} must be a folder with .tsv files, such as sts12.tsv and stsb.tsv')
   return {file.stem: _read(file) for file in files}

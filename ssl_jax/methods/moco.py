@@ -14,7 +14,7 @@ from ssl_jax import pairs
 from ssl_jax.arrays import normalize
 from ssl_jax.methods.momentum import Momentum
 from ssl_jax.methods.protocol import Inputs, Outputs, mean, mean_temperature
-from ssl_jax.registry import prefix
+from ssl_jax.registry import prefix, require
 
 
 def new_queue(key: jax.Array, shape: tuple[int, ...], batch_size: int) -> dict[str, jax.Array]:
@@ -35,6 +35,7 @@ def enqueue(extra: dict) -> dict[str, jax.Array]:
 
 
 def check_queue(size: int, batch_size: int) -> None:
+  require('method.queue', size, lambda n: 1 <= n <= 2**31, 'a number of keys, at least 1')
   if size < batch_size or size % batch_size:
     near = max(size // batch_size, 1) * batch_size
     raise ValueError(f'method.queue = {size} must be a multiple of batch_size = {batch_size}: try {near}')

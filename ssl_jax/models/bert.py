@@ -91,7 +91,8 @@ class BERT(Encoder):
     require_sizes(self.width, self.depth, self.heads)
     require_choice('pooling', self.pooling, ('cls', 'mean'))
     require('dropout', self.dropout, lambda x: 0 <= x < 1, 'in [0, 1)')
-    require('vocabulary', self.vocabulary, lambda x: x >= 1, 'at least 1: set it to the size of data.vocabulary')
+    require('vocabulary', self.vocabulary, lambda x: 1 <= x <= 2**31, 'at least 1: the size of data.vocabulary')
+    require('positions', self.positions, lambda x: 1 <= x <= 2**31, 'at least 1: the longest sentence in tokens')
     super().__post_init__()
 
   @nn.nowrap

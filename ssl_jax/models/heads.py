@@ -15,7 +15,14 @@ from ssl_jax.arrays import normalize, to_float32
 from ssl_jax.models.norm import BatchNorm
 
 BATCH_NORM = ('none', 'hidden', 'all')  # after no layer, all but the last, all
+_WIDEST = 2**24  # of a layer
 _LINEAR = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')  # torch.nn.Linear's: U(±1/√fan-in)
+
+
+def _require_widths(features: Any) -> None:
+  width = lambda x: x is None or (registry.is_whole(x) and 1 <= x <= _WIDEST)
+  holds = lambda widths: 0 < len(widths) <= 100 and all(map(width, widths))
+  registry.require('features', features, holds, 'the widths of layers, such as (512, 128); None is that of the input')
 
 
 class MLP(nn.Module):
@@ -38,6 +45,7 @@ class MLP(nn.Module):
 
   def __post_init__(self) -> None:
     registry.require_choice('batch_norm', self.batch_norm, BATCH_NORM)
+    _require_widths(self.features)
     super().__post_init__()
 
   @nn.compact
@@ -67,6 +75,10 @@ class Prototypes(nn.Module):
 
   number: int
 
+  def __post_init__(self) -> None:
+    registry.require('number', self.number, lambda x: 1 <= x <= _WIDEST, f'at least 1 and at most {_WIDEST}')
+    super().__post_init__()
+
   @nn.compact
   def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     del train
@@ -88,6 +100,8 @@ class DINOHead(nn.Module):
   axis_name: str | None = None
 
   def __post_init__(self) -> None:
+    _require_widths(self.features)
+    registry.require('prototypes', self.prototypes, lambda x: 1 <= x <= _WIDEST, f'at least 1 and at most {_WIDEST}')
     registry.require_choice('batch_norm', self.batch_norm, BATCH_NORM)
     super().__post_init__()
 

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from ssl_jax.arrays import to_float32
 from ssl_jax.models.encoder import Encoder
 from ssl_jax.models.norm import BatchNorm
-from ssl_jax.registry import require, require_choice
+from ssl_jax.registry import is_whole, require, require_choice
 
 # The initialization is torchvision's (He et al. 2015, fan-out). Padding is explicit because torch pads a 3×3
 # convolution by (1, 1) at every stride, and 'SAME' by (0, 1) at stride 2.
@@ -100,8 +100,10 @@ class ResNet(Encoder):
 
   def __post_init__(self) -> None:
     require_choice('stem', self.stem, ('imagenet', 'cifar'))
-    require('stage_sizes', self.stage_sizes, lambda x: all(size >= 1 for size in x), 'block counts, such as (2, 2)')
-    require('stem_stride', self.stem_stride, lambda x: x is None or x >= 1, 'at least 1')
+    counts = lambda x: 0 < len(x) <= 8 and all(is_whole(size) and 1 <= size <= 200 for size in x)
+    require('stage_sizes', self.stage_sizes, counts, 'block counts from 1 to 200, such as (2, 2), of at most 8 stages')
+    require('stem_stride', self.stem_stride, lambda x: x is None or 1 <= x <= 64, 'at least 1 and at most 64')
+    require('width', self.width, lambda x: 1 <= x <= 2**20, f'at least 1 and at most {2**20}')
     super().__post_init__()
 
   @nn.compact

@@ -12,7 +12,8 @@ from ssl_jax.registry import require
 
 def require_sizes(width: int, depth: int, heads: int) -> None:
   """Raises a ValueError unless there is a layer and the heads divide the width."""
-  require('depth', depth, lambda x: x >= 1, 'at least 1')
+  require('depth', depth, lambda x: 1 <= x <= 200, 'at least 1 and at most 200')
+  require('width', width, lambda x: 1 <= x <= 2**20, f'at least 1 and at most {2**20}')
   require('heads', heads, lambda x: x >= 1 and width % x == 0, f'a divisor of width = {width}')
 
 

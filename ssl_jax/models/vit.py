@@ -83,7 +83,7 @@ class ViT(Encoder):
     del train
     chex.assert_shape(images, (None, None, None, 3))
     height, width = images.shape[1:3]
-    divides = lambda patch: height % patch == width % patch == 0
+    divides = lambda patch: patch >= 1 and height % patch == width % patch == 0
     require('model.patch', self.patch, divides, f'a divisor of the image size, {height} × {width} pixels')
     project = nn.Conv(
       self.width,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -12,11 +13,13 @@ from flax.errors import FlaxError
 from ml_collections import ConfigDict
 
 from ssl_jax import methods, models
+from ssl_jax.config import require_memory
 from ssl_jax.data import resolve, sources
 from ssl_jax.data.modality import Modality, modality_of
 from ssl_jax.data.pipeline import Batches
 from ssl_jax.data.views import Views, host_batches
 from ssl_jax.models import torch_weights
+from ssl_jax.registry import show
 from ssl_jax.run import optimizers
 from ssl_jax.run.devices import AXIS, Devices
 from ssl_jax.run.online_probe import OnlineProbe
@@ -136,6 +139,8 @@ def build(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -> 
     raise ValueError(
       f'batch_size = {config.batch_size} must be divisible by the {count} devices: try {near}, or set parallel.devices'
     )
+  if config.eval.file:
+    raise ValueError(f'eval.file = {config.eval.file!r} has features to evaluate, without a run: leave it out here')
   modality.views(config, on_device=True)
   resolve.eval_data(config)
   parts = methods.parts(config, AXIS)
@@ -181,6 +186,8 @@ def _assemble(
     online_probe = OnlineProbe(source.labels, config.online_probe)
   steps_per_epoch = max(len(source) // config.batch_size, 1)
   clock = dict(steps_per_epoch=steps_per_epoch, total_steps=config.steps or config.epochs * steps_per_epoch)
+  if clock['total_steps'] >= 2**31:  # the state counts them in int32
+    raise ValueError(f'epochs = {config.epochs} of {steps_per_epoch} steps must be at most {2**31 - 1} steps: lower it')
   learning_rate = optimizers.learning_rate(config.optimizer, batch_size=config.batch_size, **clock)
   return Run(
     config=config,
@@ -203,16 +210,22 @@ def _check_network(run: Run) -> None:
   config, method = run.config, run.method
   inputs = models.example(method.network.encoder, run.modality.input_size(config))
   try:
-    params, stats, _ = jax.eval_shape(method.init, jax.random.key(0), inputs)
+    shapes = params, stats, _ = jax.eval_shape(method.init, jax.random.key(0), inputs)
     if not all(weight.size for weight in jax.tree.leaves(params)):
       raise TypeError('a layer has no width')
+    needed = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
+    require_memory('the network', needed, f'make it smaller ({_network_settings(config)})')
     if method.predictor not in (None, 'prototypes'):
       _check_predictor(run, inputs)
     if config.small_crops.number:
       _check_small_crops(run, params, stats)
   except (TypeError, ZeroDivisionError, OverflowError) as error:
-    parts = ', '.join(f'{name} = {config[name].to_dict()}' for name in ('model', 'projector', 'method'))
-    raise ValueError(f'the network cannot be built ({str(error).splitlines()[0]}): check {parts}') from error
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    raise ValueError(f'the network cannot be built ({reason}): check {_network_settings(config)}') from error
+
+
+def _network_settings(config: ConfigDict) -> str:
+  return ', '.join(f'{name} = {show(config[name])}' for name in ('model', 'projector', 'method'))
 
 
 def _check_predictor(run: Run, inputs: jax.Array) -> None:

@@ -82,7 +82,7 @@ def test_initialization_matches_moco_v3():
   [
     (dict(patch=5), 'model.patch = 5 must be a divisor of the image size, 8 × 12 pixels'),
     (dict(heads=5), 'model.heads = 5 must be a divisor of width = 24'),
-    (dict(depth=0), 'model.depth = 0 must be at least 1'),
+    (dict(depth=0), 'model.depth = 0 must be at least 1 and at most 200'),
     (dict(width=18), 'model.width = 18 must be a multiple of 4, for the sine position embedding'),
   ],
 )
