@@ -88,9 +88,9 @@ def run(command: Command) -> None:
     own = chosen.data.source == 'folder' and chosen.data.name == config.set_name(chosen.data.path)
     workdir = str(files.default(command.config, command.overrides, chosen.data.name if own else ''))
   if mode in ('report', 'compare'):
-    from ssl_jax.reporting import report
+    from ssl_jax.reporting import compare, report
 
-    report.report(workdir) if mode == 'report' else report.compare(command.paths, workdir)
+    report.report(workdir) if mode == 'report' else compare.compare(command.paths, workdir)
     return
   if chosen is None:
     chosen = config.restore(files.read_config(workdir), base.get_config(), command.overrides)

@@ -18,7 +18,7 @@ from configs import base
 from ssl_jax import train
 from ssl_jax.config import restore
 from ssl_jax.evals import evaluate
-from ssl_jax.reporting import charts, figures, report
+from ssl_jax.reporting import charts, compare, figures, report
 from ssl_jax.workdir import metric_log
 from tests.helpers import needs_browser, tiny
 
@@ -228,7 +228,7 @@ def test_a_browser_displays_the_page_without_an_error(runs, width, tmp_path):
 @pytest.mark.parametrize('width', [400, 1280])
 def test_a_browser_compares_runs_that_can_be_switched_off(runs, width, tmp_path):
   other = changed(runs / 'seed1', tmp_path / 'other', tau_min=0.3)
-  found = displayed(report.compare([runs / 'seed0', other], tmp_path / 'out'), width, tmp_path)
+  found = displayed(compare.compare([runs / 'seed0', other], tmp_path / 'out'), width, tmp_path)
   assert found['charts'] == ['knn1_epochs', 'knn5_epochs', 'losses']
   assert found['hidden'] == [['tau_min = 0.2 (seed0)']] * 3, 'a run that is hidden in one chart is hidden in all'
 
@@ -240,7 +240,7 @@ def test_a_console_error_would_be_noticed(tmp_path):
 
 
 def test_compare_shows_mean_and_spread_over_seeds(runs, tmp_path):
-  page = report.compare([runs / 'seed0', runs / 'seed1'], tmp_path / 'out')
+  page = compare.compare([runs / 'seed0', runs / 'seed1'], tmp_path / 'out')
   evaluations = [json.loads((runs / f'seed{seed}' / 'evaluation.json').read_text()) for seed in (0, 1)]
   found = Numbers(page.read_text()).found
   assert 'measures.projector.uniformity' in {key for key, _, _ in found}
@@ -271,7 +271,7 @@ def changed(run, other, k=None, **temperature):
 
 def test_compare_names_folders_and_the_keys_that_differ(runs, tmp_path):
   other = changed(runs / 'seed1', tmp_path / 'other', tau_min=0.3)
-  page = report.compare([runs / 'seed0', other], tmp_path / 'out')
+  page = compare.compare([runs / 'seed0', other], tmp_path / 'out')
   text = (tmp_path / 'out' / 'compare.md').read_text()
   assert '| tau_min = 0.2 (seed0) | 0 |' in text
   assert '| tau_min = 0.3 (other) | 1 |' in text
@@ -284,11 +284,11 @@ def test_compare_distinguishes_protocols_and_refuses_duplicates(runs, tmp_path):
   other = tmp_path / 'other'
   shutil.copytree(runs / 'seed1', other)
   with pytest.raises(ValueError, match=r'are the same run \(seed 1\): give one'):
-    report.compare([runs / 'seed1', other], tmp_path / 'out')
+    compare.compare([runs / 'seed1', other], tmp_path / 'out')
   other = shutil.copytree(runs / 'seed0', tmp_path / 'evaluated_again')
   chosen = restore(json.loads((other / 'config.json').read_text()), base.get_config(), ['eval.vote=majority'])
   evaluate.evaluate(chosen, other)
-  report.compare([runs / 'seed1', other], tmp_path / 'out')
+  compare.compare([runs / 'seed1', other], tmp_path / 'out')
   assert '| eval.vote = majority (evaluated_again) | 0 |' in (tmp_path / 'out' / 'compare.md').read_text()
 
 
@@ -298,7 +298,7 @@ def test_compare_distinguishes_files_of_images_but_not_their_folders(runs, tmp_p
   for path, groups in (('/elsewhere/data.npz', '1 config.'), ('/elsewhere/data2.npz', '2 configs.')):
     config['data']['path'] = path
     (other / 'config.json').write_text(json.dumps(config))
-    report.compare([runs / 'seed0', other], tmp_path / 'out')
+    compare.compare([runs / 'seed0', other], tmp_path / 'out')
     assert f'2 runs of {groups}' in (tmp_path / 'out' / 'compare.md').read_text()
 
 
@@ -310,7 +310,7 @@ def test_an_evaluation_older_than_the_last_step_is_marked(runs, tmp_path):
   report.report(other)
   note = f'evaluated at step {step} (epoch {{}}), then trained to step {step + 7}'
   assert re.search(re.escape(note).replace(re.escape('{}'), '.*'), (other / 'report.md').read_text())
-  report.compare([runs / 'seed0', other], tmp_path / 'out')
+  compare.compare([runs / 'seed0', other], tmp_path / 'out')
   note = f'{other} was evaluated at step {step}, then trained to step {step + 7}'
   assert note in (tmp_path / 'out' / 'compare.md').read_text()
 
@@ -318,7 +318,7 @@ def test_an_evaluation_older_than_the_last_step_is_marked(runs, tmp_path):
 def test_features_without_a_config_do_not_make_every_key_differ(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   (other / 'config.json').unlink()
-  report.compare([runs / 'seed0', runs / 'seed1', other], tmp_path / 'out')
+  compare.compare([runs / 'seed0', runs / 'seed1', other], tmp_path / 'out')
   text = (tmp_path / 'out' / 'compare.md').read_text()
   assert '| seed0, … 2 seeds | 0, 1 |' in text and '| other | – |' in text
 
@@ -329,12 +329,12 @@ def evaluated(**accuracies):
 
 def test_the_figure_of_a_comparison_shows_what_most_runs_have():
   runs = {'a': [evaluated(linear=1.0, knn5=2.0)], 'b': [evaluated(knn5=3.0)], 'c': [evaluated(knn5=4.0)]}
-  (section,) = report._comparison(runs)
+  (section,) = compare._comparison(runs)
   assert section.parts[1].caption == 'knn5.'
 
 
 def test_a_comparison_averages_only_what_all_seeds_of_a_config_have():
-  (section,) = report._comparison({'a': [evaluated(linear=1.0, knn5=2.0), evaluated(knn5=4.0)]})
+  (section,) = compare._comparison({'a': [evaluated(linear=1.0, knn5=2.0), evaluated(knn5=4.0)]})
   table = section.parts[0]
   row = dict(zip(table.head, table.rows[0], strict=True))
   assert row['linear, %'] == '–' and row['knn5, %'].value == 3
@@ -357,7 +357,7 @@ def test_later_keys_old_names_and_paths_do_not_distinguish_runs(tmp_path):
     return report.FinishedRun.read(folder)
 
   runs = [finished(0, '/here'), finished(1, '/there'), finished(2, '', older=True)]
-  assert len(report._groups(runs)) == 1
+  assert len(compare._groups(runs)) == 1
   assert all(run.accuracies == {'online_probe': 50.0, 'knn5': 60.0} for run in runs)
 
 
@@ -371,7 +371,7 @@ def test_compare_shows_what_only_some_runs_have(runs, tmp_path):
   changed = json.loads((other / 'config.json').read_text())
   changed['batch_size'] += 1
   (other / 'config.json').write_text(json.dumps(changed))
-  report.compare([runs / 'seed1', other], tmp_path / 'out')
+  compare.compare([runs / 'seed1', other], tmp_path / 'out')
   text = (tmp_path / 'out' / 'compare.md').read_text()
   head = next(line for line in text.splitlines() if 'seeds' in line).split(' | ')
   first, second = (
@@ -388,7 +388,7 @@ def test_compare_shows_what_only_some_runs_have(runs, tmp_path):
 
 def test_compare_marks_the_best(runs, tmp_path):
   other = changed(runs / 'seed1', tmp_path / 'other', tau_min=0.3)  # its numbers are larger by 0.25
-  page = report.compare([runs / 'seed0', other], tmp_path / 'out').read_text()
+  page = compare.compare([runs / 'seed0', other], tmp_path / 'out').read_text()
   text = (tmp_path / 'out' / 'compare.md').read_text()
   best = json.loads((other / 'evaluation.json').read_text())['knn5']
   assert f'**{best:.2f}** ★' in re.search(r'^\| tau_min = 0.3.*$', text, re.MULTILINE)[0]
@@ -399,13 +399,13 @@ def test_compare_marks_the_best(runs, tmp_path):
 
 def test_compare_says_what_is_not_comparable(runs, tmp_path):
   other = changed(runs / 'seed1', tmp_path / 'other', tau_min=0.3)
-  report.compare([runs / 'seed0', other], tmp_path / 'out')
+  compare.compare([runs / 'seed0', other], tmp_path / 'out')
   text = (tmp_path / 'out' / 'compare.md').read_text()
   assert 'The losses are not comparable: temperature.tau_min differs, which changes the loss itself.' in text
   config = json.loads((other / 'config.json').read_text())
   config['temperature']['tau_min'], config['data']['path'] = 0.2, '/elsewhere/data2.npz'
   (other / 'config.json').write_text(json.dumps(config))
-  report.compare([runs / 'seed0', other], tmp_path / 'out')
+  compare.compare([runs / 'seed0', other], tmp_path / 'out')
   text = (tmp_path / 'out' / 'compare.md').read_text()
   assert 'The losses' not in text
   assert 'The accuracies are not comparable: data.file differs.' in text and '★' not in text
@@ -413,19 +413,19 @@ def test_compare_says_what_is_not_comparable(runs, tmp_path):
 
 def test_compare_of_other_k_shows_what_both_have(runs, tmp_path):
   other = changed(runs / 'seed1', tmp_path / 'other', k=7, tau_min=0.3)
-  page = report.compare([runs / 'seed0', other], tmp_path / 'out').read_text()
+  page = compare.compare([runs / 'seed0', other], tmp_path / 'out').read_text()
   text = (tmp_path / 'out' / 'compare.md').read_text()
   assert '| tau_min = 0.3 (other) | 1 |' in text, 'k does not make another config'
   assert re.findall(r'<figure id="(\w+)"', page)[:3] == ['accuracy', 'knn5_epochs', 'losses']
   assert 'knn5.' in text and 'Not all runs have knn1, knn7.' in text and '"--config.eval.k=(1,5,7)"' in text
   again = changed(runs / 'seed0', tmp_path / 'again', k=7)  # the same run with another k
-  report.compare([runs / 'seed0', again], tmp_path / 'out')
+  compare.compare([runs / 'seed0', again], tmp_path / 'out')
   assert '| eval.k = [7, 5] (again) | 0 |' in (tmp_path / 'out' / 'compare.md').read_text()
 
 
 def test_equal_folder_names_are_told_apart_by_their_parents(runs, tmp_path):
   other = changed(runs / 'seed0', tmp_path / 'elsewhere' / 'seed0', tau_min=0.3)
-  report.compare([runs / 'seed0', other], tmp_path / 'out')
+  compare.compare([runs / 'seed0', other], tmp_path / 'out')
   assert '(elsewhere/seed0)' in (tmp_path / 'out' / 'compare.md').read_text()
 
 
@@ -436,9 +436,9 @@ def test_a_long_label_falls_back_to_the_folder(tmp_path):
     return report.FinishedRun(tmp_path / name, config, {}, {}, {}, [])
 
   changes = dict(learning_rate=1.0, weight_decay=1.0, momentum=0.5, warmup_epochs=3.0)
-  assert list(report._groups([run('a'), run('b', **changes)])) == ['a', 'b']
+  assert list(compare._groups([run('a'), run('b', **changes)])) == ['a', 'b']
   changes.pop('momentum')
-  assert list(report._groups([run('a'), run('b', **changes)]))[1] == (
+  assert list(compare._groups([run('a'), run('b', **changes)]))[1] == (
     'learning_rate = 1.0, warmup_epochs = 3.0, weight_decay = 1.0 (b)'
   )
 
@@ -549,7 +549,7 @@ def test_nothing_to_report_is_refused_in_one_line(tmp_path):
   with pytest.raises(ValueError, match='has nothing to report: train or evaluate there first'):
     report.report(tmp_path)
   with pytest.raises(ValueError, match='at least two workdirs'):
-    report.compare([tmp_path], tmp_path)
+    compare.compare([tmp_path], tmp_path)
 
 
 def test_a_missing_matplotlib_is_named(monkeypatch):

@@ -1,20 +1,17 @@
-"""Writes report.html and report.md from the files of a workdir, and compare.html for several runs.
+"""Writes report.html and report.md from the files of a workdir.
 
 Nothing is computed here except means over seeds: every number on a page comes from the files of a workdir. Those of
 evaluation.json are in a `<data>` element, with their key and their full value.
 """
 
 import dataclasses
-import itertools
 import json
 import pathlib
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from ssl_jax.config import flatten, relevant, upgrade
-from ssl_jax.evals.scoring import mean_and_spread
 from ssl_jax.reporting import figures, page
 from ssl_jax.reporting.page import Cards, Figure, Listing, Number, Part, Section, Table
 from ssl_jax.workdir import metric_log, progress
@@ -111,22 +108,6 @@ def report(workdir: str | pathlib.Path) -> pathlib.Path:
   return page.write(writable(workdir), 'report', run.title, _lead(run), sections)
 
 
-def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> pathlib.Path:
-  """Writes compare.html, compare.md and figures/ into `out`: mean ± standard deviation over seeds, per config."""
-  if len(workdirs) < 2:
-    raise ValueError(f'compare needs at least two workdirs, got {list(map(str, workdirs))}: add runs')
-  runs = [FinishedRun.read(workdir) for workdir in workdirs]
-  groups, differing = _groups(runs), _differing(runs)
-  count = sum(len(runs) for runs in groups.values())
-  many = any(len(runs) > 1 for runs in groups.values())
-  lead = f'{count} runs of {len(groups)} config{"s" * (len(groups) > 1)}.'
-  lead += ' ± is one standard deviation over seeds.' if many else ''
-  for run in (run for runs in groups.values() for run in runs if run.since):
-    lead += f' {run.workdir} was evaluated at step {run.evaluation["step"]:,}{run.since}.'
-  sections = [*_comparison(groups, differing), *_differences(differing, runs)]
-  return page.write(writable(out), 'compare', 'Comparison of runs', lead, sections)
-
-
 # The sections of a report
 
 
@@ -176,7 +157,7 @@ def _duration(seconds: float) -> str:
 def _headline(run: FinishedRun) -> list[Section]:
   names = {'linear': f'linear ({run.evaluation.get("linear_protocol")}), %', 'linear_top5': 'linear, top-5, %'}
   names['finetune'] = f'{run.evaluation.get("finetune_protocol")}, %'
-  label = lambda key: names.get(key) or _with_unit(key.replace('knn', 'kNN, k = ').replace('_top5', ', top-5'))
+  label = lambda key: names.get(key) or with_unit(key.replace('knn', 'kNN, k = ').replace('_top5', ', top-5'))
   spread = lambda key: run.evaluation.get(f'{key}_std')
   numbers = [(label(key), Number(key, value, spread=spread(key))) for key, value in run.accuracies.items()]
   spaces = run.evaluation.get('measures', {})
@@ -193,7 +174,7 @@ def _headline(run: FinishedRun) -> list[Section]:
   return [Section('Headline', text, [Cards(numbers)] if numbers else [])]
 
 
-def _with_unit(name: str) -> str:
+def with_unit(name: str) -> str:
   """The name of an accuracy or a correlation, with its unit."""
   return f'Spearman, {name.removeprefix("spearman_")}, × 100' if name.startswith('spearman_') else f'{name}, %'
 
@@ -337,197 +318,3 @@ def _settings(run: FinishedRun) -> list[Section]:
     return []
   rows = [[key, json.dumps(value)] for key, value in flatten(run.config).items()]
   return [Section('Config', '', [Table(['key', 'value'], rows, folded=f'{len(rows)} keys')])]
-
-
-# Several runs
-
-# Keys that change what a loss measures, and not only how small it becomes.
-OF_LOSS = ('loss.', 'temperature.', 'method.', 'batch_size', 'views')
-# Keys that change the images of the accuracies.
-OF_TEST = ('data.name', 'data.file', 'data.classes', 'data.test_split', 'eval.data.')
-MOST_KEYS = 3  # keys in a label; if more differ, the folder says more
-
-
-def _differing(runs: Sequence[FinishedRun]) -> dict[str, list]:
-  """{key: its value in each run} of the keys that differ; runs without a config (features from a file) have None."""
-  # An empty value means the same as a key that an older run does not have.
-  configs = [{k: v for k, v in run.settings.items() if k != 'seed' and v != ''} if run.config else {} for run in runs]
-  distinct = lambda key: {json.dumps(config.get(key)) for config in configs if config}
-  keys = [key for key in sorted(set().union(*configs)) if len(distinct(key)) > 1]
-  return {key: [config.get(key) for config in configs] for key in keys}
-
-
-def _groups(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
-  """{label: runs} by config, regardless of the seed. A label has the keys in which the runs differ, and the folder."""
-  differing, folders = _differing(runs), _folders([run.workdir for run in runs])
-
-  def grouped(keys: Sequence[str]) -> list[list[int]]:
-    found: dict[str, list[int]] = {}
-    for i, run in enumerate(runs):
-      name = json.dumps([differing[key][i] for key in keys]) if run.config else str(run.workdir)
-      found.setdefault(name, []).append(i)
-    return list(found.values())
-
-  def same(groups: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    pairs = [(i, j) for group in groups for i, j in itertools.combinations(group, 2)]
-    return [(i, j) for i, j in pairs if runs[i].config.get('seed') == runs[j].config.get('seed')]
-
-  # The numbers of kNN are named after k: runs that were evaluated with other k still have the same config.
-  keys = [key for key in differing if key != 'eval.k']
-  if same(groups := grouped(keys)):
-    groups = grouped(keys := list(differing))
-  for i, j in same(groups):
-    a, b = runs[i], runs[j]
-    raise ValueError(f'{a.workdir} and {b.workdir} are the same run (seed {a.config.get("seed")}): give one')
-  labels = {}
-  for group in groups:
-    values = {key: differing[key][group[0]] for key in keys if differing[key][group[0]] is not None}
-    words = ', '.join(f'{_short_key(key, keys)} = {value}' for key, value in values.items())
-    folder = folders[group[0]] if len(group) == 1 else f'{folders[group[0]]}, … {len(group)} seeds'
-    labels[f'{words} ({folder})' if 0 < len(values) <= MOST_KEYS else folder] = [runs[i] for i in group]
-  return labels
-
-
-def _short_key(key: str, keys: Sequence[str]) -> str:
-  """A key without its section, if that is clear.
-
-  >>> _short_key('temperature.tau', ['temperature.tau']), _short_key('loss.name', ['loss.name'])
-  ('tau', 'loss')
-  """
-
-  def shorten(key: str) -> str:
-    section, _, last = key.rpartition('.')
-    return key if section.split('.')[0] in ('', 'data', 'eval') else section if last == 'name' else last
-
-  short = shorten(key)
-  return short if [shorten(other) for other in keys].count(short) == 1 else key
-
-
-def _folders(workdirs: Sequence[pathlib.Path]) -> list[str]:
-  """The names of folders, with as many of their parents as tell them apart.
-
-  >>> _folders([pathlib.Path('runs/a/seed0'), pathlib.Path('runs/b/seed0')])
-  ['a/seed0', 'b/seed0']
-  """
-  parts = [workdir.absolute().parts for workdir in workdirs]
-  for depth in range(1, max(map(len, parts)) + 1):
-    names = ['/'.join(part[-depth:]) for part in parts]
-    if len(set(names)) == len(names):
-      break
-  return names
-
-
-def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str] = ()) -> list[Section]:
-  def spread(pick: Callable[[FinishedRun], Mapping[str, float]], form: str, prefix: str):
-    """(the keys of any run, {group: {key: Number}} with the keys that all runs of the group have)"""
-    keys = list(dict.fromkeys(key for runs in groups.values() for run in runs for key in pick(run)))
-    cells: dict[str, dict[str, Number]] = {}
-    for name, runs in groups.items():
-      shared = [key for key in keys if all(key in pick(run) for run in runs)]
-      found = {key: mean_and_spread([pick(run)[key] for run in runs]) for key in shared}
-      cells[name] = {key: Number(prefix + key, mean, form, std) for key, (mean, std) in found.items()}
-    return keys, cells
-
-  keys, cells = spread(lambda run: run.accuracies, '.2f', '')
-  having = lambda key: sum(key in found for found in cells.values())
-  keys.sort(key=having, reverse=True)  # what all runs have comes first
-  tests = [key for key in differing if key.startswith(OF_TEST)]
-  if not tests:
-    for key in keys:
-      _mark_best(key, cells)
-  rows = [
-    [name, ', '.join(str(run.config.get('seed', '–')) for run in runs), *(cells[name].get(key, '–') for key in keys)]
-    for name, runs in groups.items()
-  ]
-  parts: list[Part] = [Table(['run', 'seeds', *map(_with_unit, keys)], rows)]
-  if keys:
-    # The first one that most groups have; of correlations, the mean.
-    most = max(keys, key=lambda key: (having(key), key == 'spearman_mean'))
-    values = {name: (found[most].value, found[most].spread) for name, found in cells.items() if most in found}
-    parts.append(Figure('accuracy', f'{most}.', figures.dots(values, _with_unit(most))))
-  sections = [Section('Accuracy', _about_accuracies(groups, keys, having, tests), parts)]
-  sections += _over_epochs(groups, differing)
-  measures = lambda run: run.evaluation.get('measures', {})
-  both = ('uniformity', 'same_label_similarity')
-  for space in sorted(set().union(*(measures(run) for runs in groups.values() for run in runs))):
-    pick = lambda run, space=space: measures(run).get(space, {})
-    keys, cells = spread(pick, '.4f', f'measures.{space}.')
-    rows = [[MEASURES[key][0], *(cells[name].get(key, '–') for name in groups)] for key in MEASURES if key in keys]
-    parts = [Table(['', *groups], rows)]
-    points = {name: [c[key].value for key in both] for name, c in cells.items() if all(key in c for key in both)}
-    if points:
-      drawn = figures.uniformity_tolerance(points)
-      parts.append(Figure(f'uniformity_tolerance_{space}', 'Up and to the right is better.', drawn))
-    sections.append(Section(f'Measures of the {space} features', '', parts))
-  return sections
-
-
-def _mark_best(key: str, cells: Mapping[str, dict[str, Number]]) -> None:
-  """Marks the highest mean, unless all are equal."""
-  values = [found[key].value for found in cells.values() if key in found]
-  for found in cells.values():
-    if key in found and min(values) < max(values) == found[key].value:
-      found[key] = found[key]._replace(best=True)
-
-
-def _about_accuracies(
-  groups: Mapping[str, Sequence[FinishedRun]], keys: Sequence[str], having: Callable[[str], int], tests: Sequence[str]
-) -> str:
-  """How to read the table."""
-  if not keys:
-    return 'No run has been evaluated.'
-  if tests:
-    text = f'The accuracies are not comparable: {", ".join(tests)} differ{"s" * (len(tests) == 1)}.'
-  elif len(groups) > 1:
-    text = '★ marks the highest mean.'
-    text += ' With one seed, a small difference may be chance.' * any(len(runs) == 1 for runs in groups.values())
-  else:
-    text = ''
-  if some := [key for key in keys if having(key) < len(groups)]:
-    text += f' Not all runs have {", ".join(some)}.'
-    if neighbours := sorted({int(key[3:]) for key in keys if re.fullmatch(r'knn\d+', key)}):
-      choice = f'{",".join(map(str, neighbours))}{"," * (len(neighbours) == 1)}'
-      adds = any(key.startswith('knn') for key in some)
-      text += f' To add it: main.py --mode=evaluate --workdir=RUN "--config.eval.k=({choice})".' * adds
-  return text.strip()
-
-
-def _over_epochs(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str]) -> list[Section]:
-  """Accuracies and losses of all runs during training."""
-  logged = {name: runs for name, runs in groups.items() if any(run.rows for run in runs)}
-
-  def chart(ylabel: str, key: str) -> figures.Chart:
-    curves = []
-    for place, (name, runs) in enumerate(groups.items()):
-      for run in runs:
-        if points := figures.over_epochs(run.rows, key):
-          detail = f'seed {run.config.get("seed")}' if len(runs) > 1 else ''
-          curves.append(figures.Curve(name, points, detail, place))
-    return figures.Chart(ylabel, curves)
-
-  names = [{key for run in runs for row in run.rows for key in row} for runs in logged.values()]
-  found = figures.accuracies([row for runs in logged.values() for run in runs for row in run.rows])
-  found += ['spearman_mean'] * any('spearman_mean' in keys for keys in names)
-  shared = [key for key in found if all(key in keys for keys in names)] or found
-  parts: list[Part] = [
-    Figure(f'{key}_epochs', f'{_with_unit(key)}, during training.', chart(_with_unit(key), key)) for key in shared
-  ]
-  text = ''
-  if any('loss' in keys for keys in names):
-    other = [key for key in differing if key.startswith(OF_LOSS)]
-    caption = 'Loss, averaged over the steps between two logged rows.'
-    if other:
-      caption += ' Not comparable between these runs.'
-      differ = 'differs' if len(other) == 1 else 'differ'
-      text = f'The losses are not comparable: {", ".join(other)} {differ}, which changes the loss itself.'
-    parts.append(Figure('losses', caption, chart('loss', 'loss')))
-  return [Section('Training', text, parts)] if parts else []
-
-
-def _differences(differing: Mapping[str, Sequence], runs: Sequence[FinishedRun]) -> list[Section]:
-  """A table of the keys that differ, with a column per run."""
-  if not differing:
-    return []
-  show = lambda value: '–' if value is None else value if isinstance(value, str) else json.dumps(value)
-  rows = [[key, *map(show, values)] for key, values in differing.items()]
-  return [Section('Keys that differ', '', [Table(['', *_folders([run.workdir for run in runs])], rows)])]
