@@ -95,6 +95,7 @@ def two_processes(chosen, workdir):
       first.kill(), second.kill()
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_run_of_one(tmp_path):
   """Two devices of one process, and two processes with one device each: the same losses and the same kNN."""
   changes = {'steps': 4, 'checkpoint.every_steps': 2}

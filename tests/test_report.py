@@ -22,6 +22,8 @@ from ssl_jax.reporting import charts, compare, figures, report
 from ssl_jax.workdir import metric_log
 from tests.helpers import needs_browser, tiny
 
+pytestmark = pytest.mark.slow  # it trains, evaluates and draws
+
 CHROMIUM = shutil.which('chromium')
 FLAGS = (
   '--headless',

@@ -17,6 +17,8 @@ from ssl_jax.reporting import export, report, views
 from ssl_jax.run import builder
 from tests.helpers import asked_to_stop_at, final
 
+pytestmark = pytest.mark.slow  # it trains a BERT
+
 WORDS = ['a', 'the', 'dog', 'cat', 'man', 'woman', 'runs', 'sleeps', 'eats', 'red', 'blue', 'house', 'in', 'on', 'near']
 
 

@@ -18,6 +18,8 @@ from ssl_jax.run import builder
 from ssl_jax.workdir import metric_log
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.slow  # it trains and evaluates
+
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
