@@ -6,6 +6,8 @@ import pytest
 
 from tests import fuzz
 
+pytestmark = pytest.mark.slow  # it builds hundreds of runs
+
 
 @pytest.mark.slow
 def test_every_random_config_ends_in_a_run_or_in_one_line():

@@ -21,6 +21,8 @@ from ssl_jax.run import builder
 from ssl_jax.workdir import metric_log
 from tests.helpers import call, tiny
 
+pytestmark = pytest.mark.slow  # it trains, evaluates and compares
+
 ROOT = pathlib.Path(__file__).parent.parent
 CLASSES = ('cat', 'dog', 'owl')
 
@@ -289,7 +291,7 @@ def test_a_value_may_follow_a_space():
   flags.FLAGS.unparse_flags()
   typed = ['main.py', '--config', 'configs/quickstart.py', '--config.steps', '4', '--config.eval.k=(5,)']
   command = main.parse(flags.FLAGS(typed, known_only=True)[1:])
-  assert (command.overrides, command.runs) == (['steps=4', 'eval.k=(5,)'], [])
+  assert (command.overrides, command.paths) == (['steps=4', 'eval.k=(5,)'], [])
 
 
 # Features and sentences

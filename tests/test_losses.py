@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from ssl_jax import losses, pairs, temperature
@@ -286,6 +287,7 @@ class MisuseTest(absltest.TestCase):
     with self.assertRaisesRegex(TypeError, '^hard takes pos, neg, temperature by position: give fraction by name$'):
       losses.hard(pos, neg, 0.5, 0.3)
 
+  @pytest.mark.slow
   def test_negatives_carry_their_mask(self):
     """A loss of pairs without `where` is the loss with it, in value and gradient."""
     views = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)

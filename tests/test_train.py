@@ -15,6 +15,7 @@ from ssl_jax.workdir import files, metric_log, progress
 from ssl_jax.workdir.checkpoints import Checkpoints
 from tests.helpers import STEPS, asked_to_stop_at, final, tiny
 
+DIVERGES = {'optimizer.learning_rate': 1e6, 'optimizer.weight_decay': 1e6}
 METRICS = {
   *('step', 'epoch', 'loss', 'learning_rate', 'grad_norm', 'positive_similarity', 'temperature'),
   'images_per_second',
@@ -205,7 +206,7 @@ def test_a_run_does_not_resume_with_other_images(tmp_path):
 
 def test_a_workdir_without_a_checkpoint_is_free(tmp_path):
   with pytest.raises(train.Diverged, match='there is no checkpoint yet'):
-    train.train(tiny(tmp_path, **{'optimizer.learning_rate': 1e18}), tmp_path / 'run')
+    train.train(tiny(tmp_path, **DIVERGES), tmp_path / 'run')
   chosen = tiny(tmp_path, steps=2)
   train.train(chosen, tmp_path / 'run')
   with pytest.raises(ValueError, match=r'holds a run of another config \(seed = 5 here, 0 there\)'):
@@ -332,7 +333,7 @@ def test_the_remaining_time_follows_from_the_last_row(tmp_path, monkeypatch):
 
 
 def test_a_run_that_diverges_stops_and_names_the_last_good_checkpoint(tmp_path):
-  chosen = tiny(tmp_path, **{'optimizer.learning_rate': 1e18, 'checkpoint.every_steps': 1})
+  chosen = tiny(tmp_path, **{**DIVERGES, 'checkpoint.every_steps': 1})
   with pytest.raises(train.Diverged, match=r'not finite at step \d+; the last good checkpoint is step \d'):
     train.train(chosen, tmp_path / 'run')
   checkpoints = Checkpoints(tmp_path / 'run')

@@ -437,10 +437,11 @@ def test_during_training_the_layer_is_that_of_the_config(layers, layer, tmp_path
   evaluator, nearest = layers(layer)
   assert evaluator.scores(None) == {'knn1': pytest.approx(100 * np.mean(nearest % 4 == np.arange(16) % 4))}
   drawn = []
-  monkeypatch.setattr(contact_sheet, 'draw', lambda rows, path: drawn.append((rows, path)))
+  draw = contact_sheet.draw
+  monkeypatch.setattr(contact_sheet, 'draw', lambda rows, path: drawn.append(rows) or draw(rows, path))
   neighbours.draw(evaluator, tmp_path)
-  ((rows, path),) = drawn
-  assert path == tmp_path / 'neighbours.png'
+  (rows,) = drawn
+  assert (tmp_path / 'neighbours.png').exists()
   np.testing.assert_array_equal(rows[:, 1], evaluator.run.train.items[nearest[:4]])
 
 

@@ -163,6 +163,7 @@ def test_a_wrong_method_is_refused_in_one_line(changes, message):
   assert '\n' not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_host_crops_small_views_too(tmp_path):
   changes = {'small_crops': dict(number=2, size=6), 'data.on_device': 'no', 'steps': 4, 'eval.k': ()}
   whole = tiny(tmp_path, **changes)
