@@ -327,7 +327,7 @@ def test_the_same_state_on_any_devices(name, kind, devices):
   method = max((known for known in methods.METHODS if name.startswith(known)), key=len)
   one, values = trace(method, 1, **KINDS[name])
   other, other_values = trace(method, devices, kind, **KINDS[name])
-  np.testing.assert_allclose(other_values, values, rtol=1e-4)
+  np.testing.assert_allclose(other_values, values, rtol=1e-4, atol=1e-5)  # the loss of CACR crosses 0
   chex.assert_trees_all_close(other[-1], one[-1], rtol=1e-3, atol=1e-4)
   assert any(abs(values[0] - value) > 1e-3 for value in values), 'nothing was trained'
 
