@@ -226,7 +226,7 @@ READ = {
   ('mode', 'kind'), [*(('report', kind) for kind in KINDS), ('export', 'flip'), ('train', 'fifo')]
 )
 def test_every_damaged_file_ends_in_the_right_result_or_in_one_line(mode, kind, tmp_path, monkeypatch, capsys):
-  """One file at a time, of those that a command reads: about 70 files of all commands, in five ways."""
+  """One file at a time, of those that a command reads."""
   monkeypatch.setattr('ssl_jax.run.devices.start', lambda *_: None)
   monkeypatch.setattr('ssl_jax.run.devices.compile_faster', lambda *_: None)
   evaluated = {'eval.k': (5,), 'eval.at_end': True, 'eval.linear': ''}
