@@ -305,7 +305,7 @@ def _tiny_imagenet(archive: zipfile.ZipFile) -> dict[str, str]:
 
 
 def _empty(folder: pathlib.Path) -> pathlib.Path:
-  """The folder, made anew."""
+  """The folder, emptied or created."""
   shutil.rmtree(folder, ignore_errors=True)
   folder.mkdir(parents=True)
   return folder

@@ -79,7 +79,7 @@ def folds(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
   rng, found, first = np.random.default_rng(seed), np.empty(len(labels), int), 0
   for label in np.unique(labels):
     members = rng.permutation(np.flatnonzero(labels == label))
-    found[members] = (first + np.arange(len(members))) % count  # goes on where the last class ended
+    found[members] = (first + np.arange(len(members))) % count  # continues where the last class ended
     first += len(members)
   return found
 

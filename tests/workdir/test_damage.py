@@ -258,7 +258,7 @@ def test_every_damaged_file_ends_in_the_right_result_or_in_one_line(mode, kind, 
       if message:
         right = message.startswith('ssl_jax: ') and '\n' not in message
       else:
-        # A file that is gone is no part of a report, and another checkpoint or lost rows are named.
+        # A missing file is left out of a report, and another checkpoint or lost rows are named.
         right = ('warning' in warned and mode != 'train') or (mode == 'report' and kind == 'remove')
         right = right or equal(outcome(mode, tmp_path / 'run'), expected)
       said['one line' if message else 'warned' if warned else 'as if intact'] += 1
