@@ -31,6 +31,7 @@ class Tar(Source):
   def __init__(self, items: np.ndarray, *more: Any, files: Sequence[Shard], **named: Any):
     super().__init__(items, *more, **named)
     self.files = tuple(files)
+    self._has_text = bool(items['kind'].any())  # of all shards: in a subset, a missing text is still missing
 
   def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
     return [functools.partial(self._open, k) for k in positions]
@@ -38,7 +39,7 @@ class Tar(Source):
   def where(self, position: int) -> str:
     item = self.items[position]
     try:
-      name = tar_index.name_at(_opened(self.files[item['shard']]).number, int(item['offset']) - int(item['head']))
+      name = _opened(self.files[item['shard']]).name_at(int(item['offset']) - int(item['head']))
     except (OSError, ValueError):
       name = f'byte {item["offset"]:,}'
     return f'{shown(self.files[item["shard"]].path)}: {shown(name)}'
@@ -55,7 +56,7 @@ class Tar(Source):
     return np.flatnonzero(np.diff(self.items['shard'], prepend=-1))
 
   def has_text(self) -> bool:
-    return bool(self.items['kind'].any())
+    return self._has_text
 
   def read_captions(self, position: int) -> tuple[str, ...]:
     item = self.items[position]
@@ -73,19 +74,25 @@ class Tar(Source):
     return Image.open(io.BytesIO(self._read(int(item['shard']), int(item['offset']), size)))
 
   def _read(self, shard: int, offset: int, size: int) -> bytes:
-    content = os.pread(_opened(self.files[shard]).number, size, offset)
-    if len(content) < size:
-      raise OSError('the shard ends within it')
-    return content
+    return _opened(self.files[shard]).read(offset, size)
 
 
 class _Opened:
-  """An open shard. It is closed with the last reference to it, so never while a thread reads from it."""
+  """An open shard. It is closed with the last reference to it, so never while a method runs in another thread."""
 
   def __init__(self, shard: Shard):
     self.number = os.open(shard.path, os.O_RDONLY)
     if not shard.unchanged(self.number):
       raise OSError('the shard has changed since the run began')
+
+  def read(self, offset: int, size: int) -> bytes:
+    content = os.pread(self.number, size, offset)
+    if len(content) < size:
+      raise OSError('the shard ends within it')
+    return content
+
+  def name_at(self, head: int) -> str:
+    return tar_index.name_at(self.number, head)
 
   def __del__(self) -> None:
     if hasattr(self, 'number'):
