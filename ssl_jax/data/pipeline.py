@@ -86,7 +86,6 @@ class Loader:
   local: int
   crops: tuple[Crop, ...]  # one per view; views of the same size are adjacent
   threads: int
-  blocks: tuple[int, ...] = (0,)  # where those of the source begin, if it is shuffled in windows
 
   def __call__(self, step: int) -> Batch:
     """A dict with `images`, uint8 [b, V, S, S, 3] for each size S, and int32 [b] `index` and `broken`.
@@ -96,7 +95,7 @@ class Loader:
     """
     epoch, batch = divmod(step, len(self.source) // self.batch_size)
     slots = np.arange(self.first, self.first + self.local)
-    epoch_order = order(self.seed, epoch, len(self.source), self.source.window, self.blocks)
+    epoch_order = order(self.seed, epoch, len(self.source), self.source.window, self._blocks)
     wanted = epoch_order[batch * self.batch_size + slots]
     groups = [(size, len(list(views))) for size, views in itertools.groupby(crop.size for crop in self.crops)]
     images = tuple(np.empty((self.local, views, size, size, 3), np.uint8) for size, views in groups)
@@ -117,6 +116,10 @@ class Loader:
         fill(k)
     broken = np.where(index == wanted, -1, wanted).astype(np.int32)
     return dict(images=images, index=index, broken=broken)
+
+  @functools.cached_property
+  def _blocks(self) -> tuple[int, ...]:
+    return tuple(self.source.blocks().tolist()) if self.source.window else (0,)
 
   def _crop(self, image: Image.Image, uniforms: np.ndarray) -> list[np.ndarray]:
     """Crops of one image, one per view, by Pillow.  -> V arrays uint8 [S, S, 3]"""
@@ -165,8 +168,7 @@ def batches(
   require('batch_size', batch_size, lambda x: x % process_count == 0, f'divisible by the {process_count} processes')
   local = batch_size // process_count
   threads = 1 if num_workers else os.cpu_count() or 1
-  blocks = tuple(source.blocks().tolist()) if source.window else (0,)
-  loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), threads, blocks)
+  loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), threads)
   steps = grain.MapDataset.range(start_step, total_steps).map(loader)
   if not num_workers:
     return _closing(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
