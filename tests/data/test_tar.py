@@ -17,6 +17,7 @@ from PIL import Image
 
 from ssl_jax import train
 from ssl_jax.data import pipeline, shards, sources, tar_index, tar_source
+from ssl_jax.evals import features
 from tests.helpers import asked_to_stop_at, final, tiny
 
 
@@ -444,3 +445,9 @@ def test_training_resumes_within_a_shard_with_another_number_of_workers(tmp_path
   resumed_losses, resumed = final(tmp_path / 'run', other)
   assert resumed_losses == losses and len(losses) == 10
   chex.assert_trees_all_equal(resumed, state)
+
+
+def test_stored_features_depend_on_the_places_in_the_shards(tmp_path):
+  source = sources.load(pairs(tmp_path), 'train')
+  digest = lambda positions: features.digest({}, {}, source.subset(np.array(positions)))
+  assert digest([0, 3]) == digest([0, 3]) != digest([0, 6])
