@@ -15,7 +15,7 @@ from PIL import Image
 
 from ssl_jax.data import archives
 from ssl_jax.data.npz import is_regular
-from ssl_jax.data.sources import Source
+from ssl_jax.data.sources import Source, digest_of, stamp
 from ssl_jax.registry import nearest
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
@@ -37,6 +37,9 @@ class Folder(Source):
 
   def name(self, position: int) -> str:
     return pathlib.Path(self.items[position]).relative_to(self.root).as_posix()
+
+  def fingerprint(self) -> str:
+    return digest_of(f'{path}\0{stamp(path)}' for path in self.items)
 
   def identities(self) -> list[Hashable]:
     """Paths without links. Folders are listed instead of resolving each file, of which there may be a million."""

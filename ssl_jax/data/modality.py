@@ -89,6 +89,7 @@ class _Sentences(Modality):
     'online_probe': 0.0,
     'data.held_out': 0.0,
     'data.stored_size': 0,
+    'data.cache': '',
     'data.classes': '',
     'eval.k': [],
     'eval.linear': '',

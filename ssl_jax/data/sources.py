@@ -14,7 +14,7 @@ import functools
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -45,6 +45,7 @@ class Source:
     self.broken = broken
     self.skipped: set[int] = set()  # positions of broken images found so far (broken='skip')
     self.origin: Source | None = None  # the files or records that were decoded into this source
+    self.label = ''  # names the set, the split and what was chosen from it, in a file name
 
   def __len__(self) -> int:
     return len(self.items)
@@ -73,6 +74,10 @@ class Source:
     """For each image, what only the same stored image has as well."""
     raise NotImplementedError
 
+  def fingerprint(self) -> str:
+    """Changes whenever the stored images do; '' for images in memory."""
+    return ''
+
   def first_readable(self, position: int, decode: Callable[[Image.Image], T]) -> tuple[T, int]:
     """Returns (decode(image), its position); a broken image is replaced by the next good one if broken='skip'."""
     tries = min(len(self), 100)
@@ -100,12 +105,7 @@ class Source:
 
     def fill(start: int) -> None:
       positions = range(start, min(start + BULK, len(self)))
-      for k, image in zip(positions, self.open(positions), strict=True):
-        try:
-          images[k] = square(image(), image_size)
-        except UNREADABLE as error:
-          self._note_broken(k, error)
-          good[k] = False
+      good[self.decode(positions, images[start : start + BULK])] = False
 
     with ThreadPoolExecutor(THREADS) as pool:  # Pillow releases the interpreter lock
       for _ in pool.map(fill, range(0, len(self), BULK)):
@@ -114,13 +114,28 @@ class Source:
       return images, self.labels
     return images[good], None if self.labels is None else self.labels[good]
 
+  def decode(self, positions: range, out: np.ndarray) -> list[int]:
+    """Decodes images into `out`, uint8 `[b, size, size, 3]`. Returns the positions of those that are broken."""
+    broken = []
+    for k, place, image in zip(positions, out, self.open(positions), strict=True):
+      try:
+        place[:] = square(image(), out.shape[1])
+      except UNREADABLE as error:
+        self._note_broken(k, error)
+        broken.append(k)
+    return broken
+
   def readable(self) -> np.ndarray:
     """Positions, int64, of the images that were not found to be broken so far."""
     return np.setdiff1d(np.arange(len(self)), list(self.skipped))
 
   def in_memory(self, image_size: int) -> 'Arrays':
     """The readable images as `Arrays`, with the positions of the skipped ones."""
-    kept = Arrays(*self.arrays(image_size), self.class_names)
+    return self.decoded_as(*self.arrays(image_size))
+
+  def decoded_as(self, images: np.ndarray, labels: np.ndarray | None) -> 'Arrays':
+    """`Arrays` of pixels that were decoded from this source."""
+    kept = Arrays(images, labels, self.class_names)
     kept.skipped = self.skipped
     kept.origin = None if isinstance(self, Arrays) else self  # pixels can be compared without the larger originals
     return kept
@@ -176,6 +191,27 @@ class Arrays(Source):
     if self.ready(image_size):
       return self.items, self.labels
     return super().arrays(image_size)
+
+
+def stamp(path: str | os.PathLike[str]) -> str:
+  """Size and time of the last change of a file; '' if there is none."""
+  try:
+    found = os.stat(path)
+  except OSError:
+    return ''
+  return f'{found.st_size} {found.st_mtime_ns}'
+
+
+def digest_of(texts: Iterable[str]) -> str:
+  """The hash of texts in order.
+
+  >>> digest_of(['a', 'b']) == digest_of(['ab'])
+  False
+  """
+  found = hashlib.blake2b(digest_size=16)
+  for text in texts:
+    found.update(text.encode(errors='surrogateescape') + b'\n')
+  return found.hexdigest()
 
 
 def rgb(image: Image.Image) -> Image.Image:
