@@ -203,6 +203,7 @@ def test_a_run_is_estimated_by_runs_like_it(tmp_path):
 # Running
 
 
+@pytest.mark.slow
 def test_runs_are_packed_into_the_budget_and_none_is_run_twice(place, capsys):
   folder, run = place
   long = Row('long', 'long', 'configs/cifar10.py:dystress', minutes=20)
@@ -251,6 +252,7 @@ def test_a_run_that_is_killed_names_its_log(place, tmp_path, capsys):
   assert f'tau_0.1_seed0 failed: ended by SIGKILL; its log is {log}' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_runs_and_the_same_command_resumes(place, tmp_path, capsys):
   folder, run = place
   sweep = sweep_of(tau(0.8))
