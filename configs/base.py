@@ -37,6 +37,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.vocabulary = ''  # text only: a vocab.txt of BERT ('': the most frequent words of the sentences)
   config.data.broken = 'error'  # on an unreadable image: error, or skip (skipped images are counted)
   config.data.on_device = 'auto'  # yes: keep all images on the device; no: read on the host; auto: yes up to 4 GiB
+  config.data.cache = ''  # on the device: a folder for decoded images of stored_size, which later runs map ('': decode)
   config.data.workers = 0  # processes that decode and crop on the host (0: threads)
 
   config.imbalance = dict(name='none')  # named: which training images to keep; a rule of ssl_jax/data/imbalance.py
@@ -52,10 +53,12 @@ def get_config(arg: str = '') -> ConfigDict:
 
   config.model = dict(name='resnet18_cifar')  # named: an encoder of ssl_jax/models
   config.projector = dict(name='simclr')  # named: a head of ssl_jax/models/heads.py
+  # Any method takes microbatches=N: it encodes a batch in N parts, with batch norm over each part, in less memory.
   config.method = dict(name='simclr')  # named: a method of ssl_jax/methods
   config.loss = dict(name='info_nce')  # named: a loss of ssl_jax/losses
   config.temperature = dict(name='constant', tau=0.2)  # named: ssl_jax/temperature.py; 'none' for a loss without one
   config.init = ''  # a .safetensors file (exported, torchvision's, BERT's) to start from or to evaluate; or random
+  config.fork = ''  # RUNDIR@STEP: start from this checkpoint of another run, with its seed, data, batch and network
   config.ema = 0.0  # above 0, such as 0.999: evaluate a moving average of the weights with this decay
   config.online_probe = 0.0  # above 0, such as 0.001: train a linear classifier alongside, with this learning rate
 
@@ -84,6 +87,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.checkpoint.every_minutes = 10.0  # also saved at the end of training and when interrupted
   config.checkpoint.every_steps = 0  # rounded up to the end of a dispatch (0: use every_minutes only)
   config.checkpoint.keep = 2  # newest checkpoints to keep
+  config.checkpoint.keep_every = 0  # also save and keep the first checkpoint after every so many steps, to fork from
 
   config.log = ConfigDict()
   config.log.every_steps = 50  # steps per row of metrics.jsonl, TensorBoard and the progress output
