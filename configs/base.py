@@ -28,7 +28,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.name = 'cifar10'  # the tfds name; a label for the other sources
   config.data.path = ''  # tfds data_dir ('': TFDS_DATA_DIR or the tfds default), .npz file, image folder, or text file
   config.data.train_split = 'train'  # tfds split, or subfolder; auto (folder only): train and val or test, if any
-  config.data.test_split = 'test'
+  config.data.test_split = 'test'  # of the images for evaluations
   config.data.held_out = 0.0  # share of each class to test on, by a hash of the name, if both splits are the same
   config.data.image_size = 32  # pixels per side of what the encoder sees
   config.data.stored_size = 0  # pixels per side of images in memory, from which views are cropped (0: image_size)
@@ -61,16 +61,16 @@ def get_config(arg: str = '') -> ConfigDict:
 
   config.optimizer = ConfigDict()
   config.optimizer.name = 'sgd'  # sgd, lars, adamw
-  config.optimizer.learning_rate = 0.06
+  config.optimizer.learning_rate = 0.06  # peak, before `scaling`
   config.optimizer.scaling = 'none'  # none; linear: learning_rate·batch/256; sqrt: learning_rate·sqrt(batch)
   config.optimizer.momentum = 0.9  # sgd and lars
   config.optimizer.betas = (0.9, 0.999)  # adamw
-  config.optimizer.weight_decay = 5e-4
+  config.optimizer.weight_decay = 5e-4  # sgd and lars: L2 added to the gradient; adamw: decoupled
   config.optimizer.exempt = False  # no weight decay and no trust ratio for biases and norms
   config.optimizer.schedule = 'cosine'  # cosine or linear (to zero), step (times decay at each milestone), constant
   config.optimizer.warmup_epochs = 0.0  # linear warm-up from zero
   config.optimizer.milestones = (160, 190)  # epochs, for schedule=step
-  config.optimizer.decay = 0.1
+  config.optimizer.decay = 0.1  # factor at each milestone
   config.optimizer.clip = 0.0  # largest global gradient norm (0: no clipping)
 
   config.parallel = ConfigDict()
@@ -87,7 +87,7 @@ def get_config(arg: str = '') -> ConfigDict:
 
   config.log = ConfigDict()
   config.log.every_steps = 50  # steps per row of metrics.jsonl, TensorBoard and the progress output
-  config.log.tensorboard = True
+  config.log.tensorboard = True  # also write TensorBoard files
 
   config.eval = ConfigDict()
   config.eval.every_epochs = 20  # kNN during training (0: only at the end)
@@ -101,7 +101,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.eval.cap_k = False  # no more neighbors than the smallest training class has images
   config.eval.vote = 'cosine'  # cosine: exp(s / temperature); distance: 1 / L2; majority
   config.eval.temperature = 0.1  # of the cosine vote
-  config.eval.batch_size = 1000
+  config.eval.batch_size = 1000  # images per forward pass of an evaluation
   config.eval.linear = 'logistic'  # --mode=evaluate: logistic, ridge, or a protocol of evals/linear.py; '' for none
   config.eval.finetune = ''  # --mode=evaluate: fine-tune on all, 10%, 1% or 5-shot labels; linear [10%]: frozen
   config.eval.finetune_learning_rate = 0.1  # of fine-tuning the whole encoder, per 128 images

@@ -150,8 +150,8 @@ class Child:
       'seed': self.seed,
       **facts,
       **{key: summary[key] for key in ('device', 'jax', 'peak_memory_gib')},
-      # The first row includes compilation, and so does the first after an interruption: hence the median.
-      'seconds_per_epoch': round(statistics.median(seconds[1:] or seconds), 4) if seconds else None,
+      # The median: an evaluation or a neighbour on the device slows some epochs. The first call has no speed.
+      'seconds_per_epoch': round(statistics.median(seconds), 4) if seconds else None,
       'epochs': evaluation['epoch'],
       'protocol': self.sweep.protocol,
       'images': metric_log.examples(evaluation),

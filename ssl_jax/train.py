@@ -119,11 +119,14 @@ class Loop:
     for call, count in _calls(run, step):
       state, metrics = call(state)
       step += count
-      if not compiled:  # the first call returns when it is compiled, and is computed after that
+      # A call of one step returns when it is compiled, one of many when it is nearly over: its speed is not known.
+      timed = compiled or count == 1
+      if not compiled:
         compiled = True
-        self.display.say(f'compiled in {time.monotonic() - begun:.0f} s')
+        what = 'compiled' if timed else f'compiled and ran {count} steps'
+        self.display.say(f'{what} in {time.monotonic() - begun:.0f} s')
         self.watch.restart_clock()
-      self.watch.add(step, count, metrics)
+      self.watch.add(step, count, metrics, timed)
       last = step == run.total_steps
       stopping, save = _agreed(step, count, self.stop.is_set(), self._minutes_due())
       if last:  # saved before the evaluation, so that nothing is lost if that fails
@@ -235,7 +238,7 @@ class Watch:
 
   def __init__(self, run: Run, log: metric_log.MetricLog, display: progress.Plain, checkpoints: Checkpoints):
     self.run, self.log, self.display, self.checkpoints = run, log, display, checkpoints
-    self.pending: collections.deque[tuple[int, int, dict[str, jax.Array]]] = collections.deque()
+    self.pending: collections.deque[tuple[int, int, dict[str, jax.Array], bool]] = collections.deque()
     self.window = [metric_log.rename(row) for row in checkpoints.unlogged()]  # metrics of the steps since the last row
     self.shown = False  # whether a step was displayed
     self.restart_clock()
@@ -244,9 +247,9 @@ class Watch:
     """Leaves out the time since the last reading, which an evaluation or a checkpoint took."""
     self.read_at, self.timed_steps, self.timed_seconds = time.monotonic(), 0, 0.0
 
-  def add(self, step: int, count: int, metrics: dict[str, jax.Array]) -> None:
-    """Takes the metrics of a call of `count` steps that ended at `step`."""
-    self.pending.append((step, count, metrics))
+  def add(self, step: int, count: int, metrics: dict[str, jax.Array], timed: bool = True) -> None:
+    """Takes the metrics of a call of `count` steps that ended at `step`; if not `timed`, it has no speed."""
+    self.pending.append((step, count, metrics, timed))
     # A call of many steps keeps the host busy launching kernels until it is nearly over: there is nothing to overlap.
     while len(self.pending) > (IN_FLIGHT if count == 1 and self.shown else 0):
       self._read()
@@ -257,18 +260,20 @@ class Watch:
       self._read()
 
   def _read(self) -> None:
-    step, count, metrics = self.pending.popleft()
+    step, count, metrics, timed = self.pending.popleft()
     metrics = {name: np.atleast_1d(x) for name, x in self.run.devices.unreplicate(metrics).items()}
     finite = np.isfinite(metrics['loss']) & np.isfinite(metrics['grad_norm'])
     if not finite.all():
       self._diverged(step - count + 1 + int(np.argmin(finite)))
     now = time.monotonic()
-    self.timed_steps += count
-    self.timed_seconds += now - self.read_at
+    if timed:
+      self.timed_steps += count
+      self.timed_seconds += now - self.read_at
     self.read_at = now
     every = self.run.config.log.every_steps
     ends = [at for at in range(step - count + 1, step + 1) if at % every == 0 or at == self.run.total_steps]
-    per_second = float(f'{self.timed_steps * self.run.config.batch_size / max(self.timed_seconds, 1e-9):.6g}')
+    speed = self.timed_steps * self.run.config.batch_size / max(self.timed_seconds, 1e-9)
+    per_second = float(f'{speed:.6g}') if self.timed_steps else None
     for i in range(count):
       self.window.append({name: float(x[i]) for name, x in metrics.items()})
       if (at := step - count + 1 + i) in ends:
@@ -279,12 +284,15 @@ class Watch:
     if ends:
       self.timed_steps, self.timed_seconds = 0, 0.0
 
-  def _row(self, step: int, per_second: float) -> None:
+  def _row(self, step: int, per_second: float | None) -> None:
     row = {name: math.fsum(m[name] for m in self.window) / len(self.window) for name in self.window[0]}
     self.window = []
-    row |= {'epoch': self.run.epoch(step), f'{self.run.modality.name}_per_second': per_second}
+    row['epoch'], left = self.run.epoch(step), None
+    if per_second is not None:
+      row[f'{self.run.modality.name}_per_second'] = per_second
+      left = (self.run.total_steps - step) * self.run.config.batch_size / per_second
     self.log.write(step, row)
-    self.display.show(step, row, (self.run.total_steps - step) * self.run.config.batch_size / per_second)
+    self.display.show(step, row, left)
 
   def _diverged(self, step: int) -> NoReturn:
     saved = self.checkpoints.latest()

@@ -31,9 +31,9 @@ LONGEST = (
   'test_parallel',
   'test_train',
   'test_state',
+  'test_blocks',
   'test_evaluate',
   'test_resume',
-  'test_main',
 )
 
 

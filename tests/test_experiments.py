@@ -217,6 +217,7 @@ def test_a_run_is_estimated_by_runs_like_it(tmp_path):
 # Running
 
 
+@pytest.mark.slow
 def test_runs_are_packed_into_the_budget_and_none_is_run_twice(place, capsys):
   folder, run = place
   long = Row('long', 'long', 'configs/cifar10.py:dystress', minutes=20)
@@ -240,7 +241,7 @@ def test_a_result_says_how_it_was_made(place):
   assert '--config.log.every_steps=15' in typed
   assert kept['config']['temperature']['tau'] == 0.1 and kept['config']['data']['path'] == ''
   assert kept['metrics'] == {'knn200': 80.0, 'backbone/uniformity': -2.5}
-  assert kept['seconds_per_epoch'] == pytest.approx((2000 / 500 + 2000 / 400) / 2)
+  assert kept['seconds_per_epoch'] == pytest.approx(2000 / 400)  # the median
   assert (kept['commit'], kept['device'], kept['epochs'], kept['protocol']) == ('abc', '1 x cpu', 200, 'A protocol.')
   assert kept['curves'] == {'curve': [0, 1, 2]} and 0 < kept['wall_seconds'] < 60
 
@@ -265,6 +266,7 @@ def test_a_run_that_is_killed_names_its_log(place, tmp_path, capsys):
   assert f'tau_0.1_seed0 failed: ended by SIGKILL; its log is {log}' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_runs_and_the_same_command_resumes(place, tmp_path, capsys):
   folder, run = place
   sweep = sweep_of(tau(0.8))

@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from ssl_jax.data import imbalance, sources, tfds_source
+from ssl_jax.data import folder_source, imbalance, sources, tfds_source
 from ssl_jax.registry import require_choice
 
 ON_DEVICE_LIMIT = 4 * 2**30  # bytes of decoded training images that `data.on_device=auto` puts on the device
@@ -81,7 +81,7 @@ def split_names(data: Mapping[str, Any]) -> dict[str, str]:
   root = pathlib.Path(data['path']).expanduser()
   if data['source'] != 'folder' or 'auto' not in given.values():
     return given
-  found = {name.lower(): name for name in (sources.subfolders(root) if data['path'] and root.is_dir() else ())}
+  found = {name.lower(): name for name in (folder_source.subfolders(root) if data['path'] and root.is_dir() else ())}
   train = next((found[name] for name in TRAIN_FOLDERS if name in found), '')
   test = next((found[name] for name in TEST_FOLDERS if name in found), train) if train else ''
   auto = {'train_split': train, 'test_split': test}

@@ -9,20 +9,11 @@ No source needs TensorFlow or a network. Images are converted to RGB and otherwi
 ignored, as in ImageNet pipelines.
 """
 
-import collections
 import copy
 import functools
 import hashlib
-import io
-import itertools
-import math
 import os
-import pathlib
-import stat
 import struct
-import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -31,15 +22,13 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ssl_jax.config import require_memory
-from ssl_jax.data import archives, classes, embedded
-from ssl_jax.registry import nearest, require_choice
+from ssl_jax.data import classes, embedded
+from ssl_jax.data.npz import BROKEN_ARCHIVE, npz_names, read_npz
+from ssl_jax.registry import require_choice
 
 T = TypeVar('T')
 
-EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)  # by Pillow
-BROKEN_ARCHIVE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # by np.load, for an .npz
-LARGEST_IMAGE = 2**30  # bytes of one image file
 THREADS = min(4, os.cpu_count() or 1)  # on small images, 16 threads take twice as long as 4
 BULK = 512  # images per task when all are read: large enough to hide the overhead, small enough to share the work
 
@@ -154,14 +143,14 @@ class Source:
 
   def _note_broken(self, position: int, error: Exception) -> None:
     if self.broken == 'error':
-      reason = 'unknown format' if isinstance(error, UnidentifiedImageError) else _one_line(error)
+      reason = 'unknown format' if isinstance(error, UnidentifiedImageError) else one_line(error)
       raise ValueError(
         f'{self.where(position)} is not a readable image ({reason}): fix or remove it, or set data.broken=skip'
       ) from error
     self.skipped.add(position)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
   return ' '.join(str(error).split()) or type(error).__name__
 
 
@@ -189,56 +178,6 @@ class Arrays(Source):
     return super().arrays(image_size)
 
 
-class Folder(Source):
-  """Items are paths."""
-
-  def __init__(self, items: np.ndarray, *more: Any, root: str | os.PathLike[str] = '', **named: Any):
-    super().__init__(items, *more, **named)
-    self.root = root  # the folder of the split
-
-  def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
-    return [functools.partial(_open_file, self.items[k]) for k in positions]
-
-  def where(self, position: int) -> str:
-    return _shown(self.items[position])
-
-  def name(self, position: int) -> str:
-    return pathlib.Path(self.items[position]).relative_to(self.root).as_posix()
-
-  def identities(self) -> list[Hashable]:
-    """Paths without links. Folders are listed instead of resolving each file, of which there may be a million."""
-    links: dict[str, set[str]] = {}
-    real: dict[str, str] = {}
-
-    def resolve(path: str) -> str:
-      folder, name = os.path.split(path)
-      if folder not in links:
-        links[folder] = {entry.name for entry in os.scandir(folder) if entry.is_symlink()}
-        real[folder] = os.path.realpath(folder)
-      return os.path.realpath(path) if name in links[folder] else os.path.join(real[folder], name)
-
-    return [resolve(path) for path in self.items]
-
-
-def _shown(path: str) -> str:
-  """A path in a message of one line."""
-  return path if path.isprintable() else repr(path)
-
-
-def is_regular(path: str | os.PathLike[str]) -> bool:
-  """Whether a path is a file that ends: not a pipe, a device or a socket, of which a read may never return."""
-  return stat.S_ISREG(os.stat(path).st_mode)
-
-
-def _open_file(path: str) -> Image.Image:
-  if not is_regular(path):
-    raise OSError('not a regular file')
-  if (size := os.path.getsize(path)) > LARGEST_IMAGE:
-    raise OSError(f'it has {size / 2**30:,.0f} GiB')
-  with open(path, 'rb') as file:  # read completely, because Pillow keeps the file of a broken image open
-    return Image.open(io.BytesIO(file.read()))
-
-
 def rgb(image: Image.Image) -> Image.Image:
   """The decoded image in RGB, 8 bits per channel."""
   if image.mode.startswith('I'):  # 16-bit greyscale, which Pillow would clip to the darkest 256 levels
@@ -262,7 +201,6 @@ def square(image: Image.Image, size: int) -> np.ndarray:
 
 def load(data: Mapping[str, Any], split: str) -> Source:
   """The source that the config section `data` names; `split` is 'train' or 'test'."""
-  require_choice('data.source', data['source'], LOADERS)
   require_choice('data.broken', data['broken'], ('error', 'skip'))
   require_choice('split', split, ('train', 'test'))
   require_choice('data.source', data['source'], LOADERS)
@@ -327,45 +265,15 @@ def _tfds(data: Mapping[str, Any], split: str) -> Source:
   return tfds_source.load(data, split)
 
 
+def _folder(data: Mapping[str, Any], split: str) -> Source:
+  from ssl_jax.data import folder_source  # which imports this module
+
+  return folder_source.load(data, split)
+
+
 def _embedded(data: Mapping[str, Any], split: str) -> Arrays:
   require_choice(f'data.{split}_split', data[f'{split}_split'], embedded.SIZES)
   return Arrays(*embedded.generate(data[f'{split}_split']), embedded.CLASSES)
-
-
-def npz_names(path: str | os.PathLike[str]) -> list[str]:
-  """The names of the arrays in an .npz file."""
-  with zipfile.ZipFile(path) as archive:
-    return [name.removesuffix('.npy') for name in archive.namelist() if name.endswith('.npy')]
-
-
-def read_npz(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, np.ndarray]:
-  """Those of the named arrays that an .npz file has. Nothing is allocated for a header that claims more than there is.
-
-  Raises one of BROKEN_ARCHIVE.
-  """
-  if not os.path.exists(path) or not is_regular(path) or not zipfile.is_zipfile(path):
-    raise ValueError('there is no such archive')
-  with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as file:
-    found = {}
-    for name in (name for name in names if f'{name}.npy' in archive.namelist()):
-      _check_header(archive, f'{name}.npy')
-      found[name] = file[f'{name}.npy']
-  return found
-
-
-def _check_header(archive: zipfile.ZipFile, name: str) -> None:
-  """Raises a ValueError unless a member's size is what its header says, and fits in memory."""
-  size = archive.getinfo(name).file_size
-  with archive.open(name) as member:
-    version = np.lib.format.read_magic(member)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in read:
-      return  # for names in Unicode, which an array of numbers has not
-    shape, _, dtype = read[version](member)
-    claimed = math.prod(shape) * dtype.itemsize
-    if not dtype.hasobject and claimed != size - member.tell():
-      raise ValueError(f'{name} claims {claimed:,} bytes and has {size - member.tell():,}')
-  require_memory(name, size, 'use a folder of images, or fewer of them')
 
 
 def _arrays(data: Mapping[str, Any], split: str) -> Arrays:
@@ -379,7 +287,7 @@ def _arrays(data: Mapping[str, Any], split: str) -> Arrays:
   except BROKEN_ARCHIVE as error:
     raise ValueError(
       f'data.path = {data["path"]!r} must be an .npz file with train_images, train_labels, test_images, test_labels '
-      f'(labels are optional, pickled objects are rejected): {_one_line(error)}'
+      f'(labels are optional, pickled objects are rejected): {one_line(error)}'
     ) from error
   if class_names and not (isinstance(class_names, list) and all(isinstance(name, str) for name in class_names)):
     raise ValueError(f'class_names of {path} must be a list of texts, one for each class')
@@ -406,77 +314,6 @@ def _arrays(data: Mapping[str, Any], split: str) -> Arrays:
         f'class_names of {path} has {len(class_names)} names, but {prefix}_labels reach {labels.max()}: name each class'
       )
   return Arrays(images, labels, class_names, data['broken'])
-
-
-def _folder(data: Mapping[str, Any], split: str) -> Folder:
-  key = f'data.{split}_split'
-  path, folder = pathlib.Path(data['path']).expanduser(), data[f'{split}_split']
-  root = path / folder
-  if not data['path'] or not path.is_dir():
-    fix = f'set it to a folder DIR with the images in {pathlib.Path("DIR", folder, "<class>", "*.JPEG")}'
-    if data['path'] and data['name'] in archives.PUBLISHED:  # Tiny-ImageNet
-      fix = f'run {archives.command(data["name"], data["path"])}'
-    raise ValueError(f'data.path = {data["path"]!r} is not a folder: {fix}')
-  if not root.is_dir():
-    known = subfolders(path)
-    fix = nearest(root.name, known) if known else f"set {key}='' if the images are in data.path itself"
-    raise ValueError(f'{key} = {folder!r} is not a folder in {path}, as in {root}/<class>/*.JPEG: {fix}')
-  ignored: collections.Counter[str] = collections.Counter()
-  names, flat = subfolders(root), _images_in(root, ignored, nested=False)
-  if names and flat:
-    raise ValueError(
-      f'{root} has both images and folders ({flat[0]}, {names[0]}): keep only class folders or only images'
-    )
-  if not names and not flat:
-    raise ValueError(
-      f'{root} has neither class folders, as in {root}/<class>/*.JPEG, nor images: check data.path and {key}'
-    )
-  paths = [] if flat else [_images_in(root / name, ignored) for name in names]
-  _name_ignored(root, ignored)
-  if flat:
-    return Folder(np.array(flat, object), broken=data['broken'], root=root)
-  for name, found in zip(names, paths, strict=True):
-    if not found:
-      raise ValueError(f'class folder {root / name} has no images ({", ".join(EXTENSIONS)}): fill or remove it')
-  # A class has the same number in both splits, even if one of them lacks some classes.
-  other = path / data['test_split' if split == 'train' else 'train_split']
-  class_names = sorted({*names, *(subfolders(other) if other.is_dir() else ())})
-  labels = np.repeat([class_names.index(name) for name in names], [len(found) for found in paths]).astype(np.int32)
-  return Folder(np.array([*itertools.chain(*paths)], object), labels, class_names, data['broken'], root=root)
-
-
-def subfolders(root: str | os.PathLike[str]) -> list[str]:
-  """Sorted names of the folders in a folder, without hidden ones."""
-  return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith('.'))
-
-
-def _images_in(root: pathlib.Path, ignored: 'collections.Counter[str]', nested: bool = True) -> list[str]:
-  """Sorted paths of the images in a folder and, if `nested`, in its subfolders, without hidden files and folders.
-
-  The types of other files are counted in `ignored`.
-  """
-  found: list[str] = []
-  seen: set[str] = set()
-  for folder, below, files in os.walk(root, followlinks=True):
-    if (place := os.path.realpath(folder)) in seen:  # a link to a parent folder
-      below[:] = []
-      continue
-    seen.add(place)
-    below[:] = [name for name in below if nested and not name.startswith('.')]
-    for name in (name for name in files if not name.startswith('.')):
-      if (suffix := os.path.splitext(name)[1].lower()) in EXTENSIONS:
-        found.append(os.path.join(folder, name))
-      else:
-        ignored[suffix] += 1
-  return sorted(found)
-
-
-def _name_ignored(root: pathlib.Path, types: 'collections.Counter[str]') -> None:
-  """Says which files of a folder are not read because of their type."""
-  if types:
-    kinds = ', '.join(f'{count:,} {_shown(suffix) or "without a suffix"}' for suffix, count in types.most_common(5))
-    known = ', '.join(EXTENSIONS)
-    print(f'{root}: {types.total():,} files are not read ({kinds}), only {known}', file=sys.stderr, flush=True)
 
 
 LOADERS = {'tfds': _tfds, 'arrays': _arrays, 'folder': _folder, 'embedded': _embedded}

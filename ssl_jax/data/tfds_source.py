@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import Image
 
-from ssl_jax.data import archives, sources
+from ssl_jax.data import archives, folder_source, sources
 from ssl_jax.registry import nearest
 
 
@@ -123,7 +123,7 @@ def _prepared(data: Mapping[str, Any], root: pathlib.Path) -> pathlib.Path:
 
   if found := versions(root / name):
     return found[-1]
-  folders = sources.subfolders(root / name) if (root / name).is_dir() else []
+  folders = folder_source.subfolders(root / name) if (root / name).is_dir() else []
   configs = [found[-1] for folder in folders if (found := versions(root / name / folder))]
   if len(configs) == 1:
     return configs[0]

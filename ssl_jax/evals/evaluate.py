@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from ml_collections import ConfigDict
 
-from ssl_jax.data import sources
+from ssl_jax.data import npz
+from ssl_jax.data.sources import Source
 from ssl_jax.evals import check, from_features, settings
 from ssl_jax.evals.image_evaluator import ImageEvaluator, chosen_k
 from ssl_jax.evals.sentence_evaluator import SentenceEvaluator
@@ -24,7 +25,7 @@ class Evaluator(Protocol):
   """What every evaluator offers. Evaluators draw nothing: `reporting.neighbours` draws what `neighbours` returns."""
 
   run: builder.Run
-  sources: dict[str, sources.Source]  # the images by split; empty for sentences
+  sources: dict[str, Source]  # the images by split; empty for sentences
 
   def scores(self, state: State) -> dict[str, float]:
     """The quick scores that are logged during training; the state is on the devices."""
@@ -84,8 +85,8 @@ def evaluate_features(path: str, workdir: str, choices: Mapping) -> dict:
   if not file.is_file() or not zipfile.is_zipfile(file):
     raise ValueError(f'eval.file = {str(path)!r} is not an .npz file: give one with {", ".join(KEYS)}')
   try:
-    stored = sources.read_npz(file, KEYS)
-  except sources.BROKEN_ARCHIVE as error:
+    stored = npz.read_npz(file, KEYS)
+  except npz.BROKEN_ARCHIVE as error:
     raise ValueError(f'eval.file = {str(path)!r} cannot be read ({error}): store plain numbers') from error
   for key in KEYS:
     if key not in stored:

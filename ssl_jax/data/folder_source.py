@@ -1,0 +1,139 @@
+"""Images in a folder: class folders, or images without classes."""
+
+import collections
+import functools
+import io
+import itertools
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ssl_jax.data import archives
+from ssl_jax.data.npz import is_regular
+from ssl_jax.data.sources import Source
+from ssl_jax.registry import nearest
+
+EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
+LARGEST_IMAGE = 2**30  # bytes of one image file
+
+
+class Folder(Source):
+  """Items are paths."""
+
+  def __init__(self, items: np.ndarray, *more: Any, root: str | os.PathLike[str] = '', **named: Any):
+    super().__init__(items, *more, **named)
+    self.root = root  # the folder of the split
+
+  def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
+    return [functools.partial(_open_file, self.items[k]) for k in positions]
+
+  def where(self, position: int) -> str:
+    return _shown(self.items[position])
+
+  def name(self, position: int) -> str:
+    return pathlib.Path(self.items[position]).relative_to(self.root).as_posix()
+
+  def identities(self) -> list[Hashable]:
+    """Paths without links. Folders are listed instead of resolving each file, of which there may be a million."""
+    links: dict[str, set[str]] = {}
+    real: dict[str, str] = {}
+
+    def resolve(path: str) -> str:
+      folder, name = os.path.split(path)
+      if folder not in links:
+        links[folder] = {entry.name for entry in os.scandir(folder) if entry.is_symlink()}
+        real[folder] = os.path.realpath(folder)
+      return os.path.realpath(path) if name in links[folder] else os.path.join(real[folder], name)
+
+    return [resolve(path) for path in self.items]
+
+
+def load(data: Mapping[str, Any], split: str) -> Folder:
+  """The images of a split, with a label for each class folder."""
+  key = f'data.{split}_split'
+  path, folder = pathlib.Path(data['path']).expanduser(), data[f'{split}_split']
+  root = path / folder
+  if not data['path'] or not path.is_dir():
+    fix = f'set it to a folder DIR with the images in {pathlib.Path("DIR", folder, "<class>", "*.JPEG")}'
+    if data['path'] and data['name'] in archives.PUBLISHED:  # Tiny-ImageNet
+      fix = f'run {archives.command(data["name"], data["path"])}'
+    raise ValueError(f'data.path = {data["path"]!r} is not a folder: {fix}')
+  if not root.is_dir():
+    known = subfolders(path)
+    fix = nearest(root.name, known) if known else f"set {key}='' if the images are in data.path itself"
+    raise ValueError(f'{key} = {folder!r} is not a folder in {path}, as in {root}/<class>/*.JPEG: {fix}')
+  ignored: collections.Counter[str] = collections.Counter()
+  names, flat = subfolders(root), _images_in(root, ignored, nested=False)
+  if names and flat:
+    raise ValueError(
+      f'{root} has both images and folders ({flat[0]}, {names[0]}): keep only class folders or only images'
+    )
+  if not names and not flat:
+    raise ValueError(
+      f'{root} has neither class folders, as in {root}/<class>/*.JPEG, nor images: check data.path and {key}'
+    )
+  paths = [] if flat else [_images_in(root / name, ignored) for name in names]
+  _name_ignored(root, ignored)
+  if flat:
+    return Folder(np.array(flat, object), broken=data['broken'], root=root)
+  for name, found in zip(names, paths, strict=True):
+    if not found:
+      raise ValueError(f'class folder {root / name} has no images ({", ".join(EXTENSIONS)}): fill or remove it')
+  # A class has the same number in both splits, even if one of them lacks some classes.
+  other = path / data['test_split' if split == 'train' else 'train_split']
+  class_names = sorted({*names, *(subfolders(other) if other.is_dir() else ())})
+  labels = np.repeat([class_names.index(name) for name in names], [len(found) for found in paths]).astype(np.int32)
+  return Folder(np.array([*itertools.chain(*paths)], object), labels, class_names, data['broken'], root=root)
+
+
+def subfolders(root: str | os.PathLike[str]) -> list[str]:
+  """Sorted names of the folders in a folder, without hidden ones."""
+  return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith('.'))
+
+
+def _images_in(root: pathlib.Path, ignored: 'collections.Counter[str]', nested: bool = True) -> list[str]:
+  """Sorted paths of the images in a folder and, if `nested`, in its subfolders, without hidden files and folders.
+
+  The types of other files are counted in `ignored`.
+  """
+  found: list[str] = []
+  seen: set[str] = set()
+  for folder, below, files in os.walk(root, followlinks=True):
+    if (place := os.path.realpath(folder)) in seen:  # a link to a parent folder
+      below[:] = []
+      continue
+    seen.add(place)
+    below[:] = [name for name in below if nested and not name.startswith('.')]
+    for name in (name for name in files if not name.startswith('.')):
+      if (suffix := os.path.splitext(name)[1].lower()) in EXTENSIONS:
+        found.append(os.path.join(folder, name))
+      else:
+        ignored[suffix] += 1
+  return sorted(found)
+
+
+def _name_ignored(root: pathlib.Path, types: 'collections.Counter[str]') -> None:
+  """Says which files of a folder are not read because of their type."""
+  if types:
+    kinds = ', '.join(f'{count:,} {_shown(suffix) or "without a suffix"}' for suffix, count in types.most_common(5))
+    known = ', '.join(EXTENSIONS)
+    print(f'{root}: {types.total():,} files are not read ({kinds}), only {known}', file=sys.stderr, flush=True)
+
+
+def _shown(path: str) -> str:
+  """A path in a message of one line."""
+  return path if path.isprintable() else repr(path)
+
+
+def _open_file(path: str) -> Image.Image:
+  if not is_regular(path):
+    raise OSError('not a regular file')
+  if (size := os.path.getsize(path)) > LARGEST_IMAGE:
+    raise OSError(f'it has {size / 2**30:,.0f} GiB')
+  with open(path, 'rb') as file:  # read completely, because Pillow keeps the file of a broken image open
+    return Image.open(io.BytesIO(file.read()))
