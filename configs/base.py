@@ -108,6 +108,8 @@ def get_config(arg: str = '') -> ConfigDict:
   config.eval.batch_size = 1000  # images per forward pass of an evaluation
   config.eval.linear = 'logistic'  # --mode=evaluate: logistic, ridge, or a protocol of evals/linear.py; '' for none
   config.eval.finetune = ''  # --mode=evaluate: fine-tune on all, 10%, 1% or 5-shot labels; linear [10%]: frozen
+  config.eval.finetune_learning_rate = 0.1  # of fine-tuning the whole encoder, per 128 images
+  config.eval.class_weights = ()  # of fine-tuning, in the order of the classes; (): inverse to the images of a class
   config.eval.seeds = (0,)  # of the linear classifier and of fine-tuning; reports mean and standard deviation
   config.eval.views = 4  # augmented views per test image, for alignment, LiDAR and others
   config.eval.view_images = 2000  # test images with views, at most
