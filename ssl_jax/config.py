@@ -72,6 +72,7 @@ RULES: dict[str, Rule] = {
   'data.stored_size': _from(0, 4096),
   'data.tokens': _from(3, 2**16),
   'data.workers': _from(0, 256),
+  'data.shuffle_window': _from(0, _STEPS),
   'optimizer.learning_rate': _above(0, _RATE),
   'optimizer.momentum': _SHARE,
   'optimizer.betas': (
@@ -132,6 +133,8 @@ LATER = {
   'data.cache': '',
   'data.tokens': 32,
   'data.vocabulary': '',
+  'data.columns': '',
+  'data.shuffle_window': 0,
   'optimizer.clip': 0.0,
   'eval.cap_k': False,
 }
