@@ -24,10 +24,10 @@ def get_config(arg: str = '') -> ConfigDict:
   config.dtype = 'bfloat16'  # compute dtype of the network, or float32; losses, statistics and weights are float32
 
   config.data = ConfigDict()
-  config.data.source = 'tfds'  # tfds, arrays (.npz), folder (of images), imagenet (either), embedded (generated), text
+  config.data.source = 'tfds'  # tfds, arrays (.npz), folder, tar (shards), parquet, imagenet, embedded (drawn), text
   config.data.name = 'cifar10'  # the tfds name; a label for the other sources
-  config.data.path = ''  # tfds data_dir ('': TFDS_DATA_DIR or the tfds default), .npz file, image folder, or text file
-  config.data.train_split = 'train'  # tfds split, or subfolder; auto (folder only): train and val or test, if any
+  config.data.path = ''  # tfds data_dir ('': TFDS_DATA_DIR or the tfds default), .npz file, folder, or text file
+  config.data.train_split = 'train'  # tfds split, subfolder (auto: find it), or shards: train, train-{0000..0331}.tar
   config.data.test_split = 'test'  # of the images for evaluations
   config.data.held_out = 0.0  # share of each class to test on, by a hash of the name, if both splits are the same
   config.data.image_size = 32  # pixels per side of what the encoder sees
@@ -35,10 +35,12 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.classes = ''  # '' for all, or a named list of classes: imagenet100
   config.data.tokens = 32  # text only: tokens per sentence; longer sentences are cut
   config.data.vocabulary = ''  # text only: a vocab.txt of BERT ('': the most frequent words of the sentences)
-  config.data.broken = 'error'  # on an unreadable image: error, or skip (skipped images are counted)
+  config.data.columns = ''  # parquet: columns of image, text and label, such as 'img,caption,label' ('': by name)
+  config.data.broken = 'error'  # on an unreadable image or text: error, or skip (skipped images are counted)
   config.data.on_device = 'auto'  # yes: keep all images on the device; no: read on the host; auto: yes up to 4 GiB
   config.data.cache = ''  # on the device: a folder for decoded images of stored_size, which later runs map ('': decode)
   config.data.workers = 0  # processes that decode and crop on the host (0: threads)
+  config.data.shuffle_window = 0  # tar, parquet: images shuffled together, from random shards (0: all; parquet: 4096)
 
   config.imbalance = dict(name='none')  # named: which training images to keep; a rule of ssl_jax/data/imbalance.py
 
@@ -108,6 +110,8 @@ def get_config(arg: str = '') -> ConfigDict:
   config.eval.batch_size = 1000  # images per forward pass of an evaluation
   config.eval.linear = 'logistic'  # --mode=evaluate: logistic, ridge, or a protocol of evals/linear.py; '' for none
   config.eval.finetune = ''  # --mode=evaluate: fine-tune on all, 10%, 1% or 5-shot labels; linear [10%]: frozen
+  config.eval.finetune_learning_rate = 0.1  # of fine-tuning the whole encoder, per 128 images
+  config.eval.class_weights = ()  # of fine-tuning, in the order of the classes; (): inverse to the images of a class
   config.eval.seeds = (0,)  # of the linear classifier and of fine-tuning; reports mean and standard deviation
   config.eval.views = 4  # augmented views per test image, for alignment, LiDAR and others
   config.eval.view_images = 2000  # test images with views, at most

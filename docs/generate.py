@@ -68,6 +68,7 @@ def write_all() -> None:
     'recipes.md': recipes(),
     'names.md': names(),
     'results.md': result_sections(),
+    'reproduce.md': reproduced(),
     **api_pages(),
     **copied_pages(),
   }
@@ -361,6 +362,13 @@ def result_sections() -> str:
     block.append(f'[Full table, findings and commands](_generated/experiments/{name}.md)')
     parts.append('\n\n'.join(block))
   return '\n\n'.join(parts) + '\n'
+
+
+def reproduced() -> str:
+  """Every table and figure of the papers, with its command and status."""
+  from experiments import papers
+
+  return papers.markdown()
 
 
 # Figures

@@ -72,6 +72,7 @@ RULES: dict[str, Rule] = {
   'data.stored_size': _from(0, 4096),
   'data.tokens': _from(3, 2**16),
   'data.workers': _from(0, 256),
+  'data.shuffle_window': _from(0, _STEPS),
   'optimizer.learning_rate': _above(0, _RATE),
   'optimizer.momentum': _SHARE,
   'optimizer.betas': (
@@ -107,6 +108,11 @@ RULES: dict[str, Rule] = {
     lambda s: 0 < len(s) <= 100 and all(is_whole(x) and 0 <= x < SEEDS for x in s),
     f'whole numbers from 0 to {SEEDS - 1}, such as (0,)',
   ),
+  'eval.finetune_learning_rate': _above(0, _RATE),
+  'eval.class_weights': (
+    lambda w: all(in_float32(x) and 0 < x <= _RATE for x in w),
+    'positive numbers, one per class, such as (1.0, 2.45), or () for weights inverse to the size of a class',
+  ),
   'eval.views': _from(2, 64),
   'eval.view_images': _from(2, _STEPS),
 }
@@ -127,6 +133,8 @@ LATER = {
   'data.cache': '',
   'data.tokens': 32,
   'data.vocabulary': '',
+  'data.columns': '',
+  'data.shuffle_window': 0,
   'optimizer.clip': 0.0,
   'eval.cap_k': False,
 }

@@ -24,6 +24,7 @@ def test_every_config_and_variant_is_valid(path):
 
 
 @pytest.mark.parametrize('path', ('configs/imagenet100.py', 'configs/stl10.py'))
+@pytest.mark.slow
 def test_every_recipe_of_large_images_makes_a_network(path):
   for variant in importlib.import_module(path.removesuffix('.py').replace('/', '.')).VARIANTS:
     chosen = config.load(f'{path}:{variant}')

@@ -18,12 +18,14 @@ from experiments import pictures, runner, tables
 from experiments.behaviour import figures
 from experiments.tables import Column, Row, Sweep
 from ssl_jax import methods
+from ssl_jax.evals import settings
+from ssl_jax.run import optimizers
 from tests.helpers import tiny
 
 ROOT = pathlib.Path(__file__).parent.parent
 SWEEPS = {
-  name: importlib.import_module(f'experiments.{name}.sweep').SWEEP
-  for name in ('dystress', 'behaviour', 'cacr', 'balanced', 'baselines', 'long_tail', 'sentences')
+  file.parent.name: importlib.import_module(f'experiments.{file.parent.name}.sweep').SWEEP
+  for file in sorted((ROOT / 'experiments').glob('*/sweep.py'))
 }
 
 # Replaces main.py. τ selects what it does: 0.9 fails, 0.8 waits to be interrupted, 0.7 waits for another run.
@@ -106,13 +108,25 @@ def test_every_row_is_a_valid_config(name):
     assert re.fullmatch(r'[\w.-]+', row.name)
     assert set(row.published) <= {column.metric for column in sweep.columns}
     config = sweep.resolve(row, 0)
-    methods.create(config, steps_per_epoch=390, total_steps=390 * config['epochs'])
-    images = 'cifar100' if row.name.startswith('cifar100_') else 'cifar10'
-    assert config['data']['name'] == ('sentences' if name == 'sentences' else images)
-    assert config['eval']['at_end']
-    assert config['log']['every_steps'] == sweep.images // config['batch_size']
+    clock = dict(steps_per_epoch=390, total_steps=390 * config['epochs'])
+    methods.create(config, **clock)
+    optimizers.learning_rate(config['optimizer'], batch_size=config['batch_size'], **clock)
+    settings.check(config['eval'])
+    assert config['data']['name'] == data_of(name, row)
     resolved.append(json.dumps(config))
+    if row.mode == 'train':
+      assert config['eval']['at_end']
+      assert config['log']['every_steps'] == (row.images or sweep.images) // config['batch_size']
   assert len(set(resolved)) == len(resolved), 'two rows are the same run'
+
+
+def data_of(name, row):
+  """The data set that the names of a sweep and of a row say."""
+  names = {'cifar100': 'cifar100', 'svhn': 'svhn_cropped', 'imagenet100': 'imagenet100', 'imagenet': 'imagenet'}
+  usual = {'sentences': 'sentences', 'dystress_imagenet': 'imagenet100', 'balanced_imagenet': 'imagenet'}
+  if name == 'fine_tuning':
+    return {'flowers': 'oxford_flowers102'}.get(row.name.split('_')[0], row.name.split('_')[0])
+  return names.get(row.name.split('_')[0], usual.get(name, 'cifar10'))
 
 
 @pytest.mark.parametrize('name', SWEEPS)
@@ -203,6 +217,7 @@ def test_a_run_is_estimated_by_runs_like_it(tmp_path):
 # Running
 
 
+@pytest.mark.slow
 def test_runs_are_packed_into_the_budget_and_none_is_run_twice(place, capsys):
   folder, run = place
   long = Row('long', 'long', 'configs/cifar10.py:dystress', minutes=20)
@@ -251,6 +266,7 @@ def test_a_run_that_is_killed_names_its_log(place, tmp_path, capsys):
   assert f'tau_0.1_seed0 failed: ended by SIGKILL; its log is {log}' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_runs_and_the_same_command_resumes(place, tmp_path, capsys):
   folder, run = place
   sweep = sweep_of(tau(0.8))

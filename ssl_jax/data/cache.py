@@ -56,7 +56,12 @@ class _Cache:
     self.file, self.source, self.size = file, source, image_size
     self.shape = (len(source), image_size, image_size, 3)
     self.step = max(BLOCK // (3 * image_size**2), 1)  # images of a block
-    self.identity = {'fingerprint': fingerprint, 'shape': list(self.shape), 'block': self.step}
+    self.identity = {
+      'fingerprint': fingerprint,
+      'paired': source.paired,  # an image without its text is broken then
+      'shape': list(self.shape),
+      'block': self.step,
+    }
     self.starts = range(0, len(source), self.step)
 
   def complete(self) -> None:

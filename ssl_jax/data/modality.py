@@ -137,7 +137,7 @@ class _Sentences(Modality):
 
   def files(self, source: sources.Source) -> dict[str, str]:
     assert isinstance(source, sentences.Sentences)
-    return {'vocab.txt': '\n'.join(source.vocabulary.pieces) + '\n'}
+    return source.vocabulary.files()
 
 
 IMAGES, SENTENCES = _Images(), _Sentences()

@@ -18,6 +18,7 @@ from PIL import Image
 from configs import base, imagenet100
 from ssl_jax import config, train
 from ssl_jax.data import cache, resolve, sources
+from tests.data import test_tar
 from tests.data.test_sources import prepare
 from tests.helpers import final, tiny
 
@@ -109,6 +110,17 @@ def test_of_a_tfds_set(tmp_path):
   (records,) = (tmp_path / 'sets').rglob('*.array_record*')
   os.utime(records, (0, 0))
   assert resolve.open_split(made, 'train').fingerprint() != first
+
+
+def test_of_tar_shards_with_captions(tmp_path):
+  source = sources.load(test_tar.pairs(tmp_path), 'train')
+  source.paired, source.label = True, 'pairs'
+  expected = source.in_memory(SIZE)
+  for _ in range(2):  # made, then mapped
+    found = cache.load(source, SIZE, str(tmp_path / 'cache'))
+    np.testing.assert_array_equal(found.items, expected.items)
+    assert found.paired and found.captions == expected.captions
+  assert source.subset(np.arange(5)).fingerprint() != source.fingerprint()
 
 
 def test_images_in_memory_have_no_file(tmp_path):

@@ -15,6 +15,8 @@ from ssl_jax.evals import finetune, linear
 from ssl_jax.run import builder
 from tests.helpers import tiny
 
+pytestmark = pytest.mark.slow  # it trains classifiers and encoders
+
 SHORT = dataclasses.replace(finetune.FULL, epochs=4, milestones=(3,), learning_rate=0.05, batch=16)
 
 
