@@ -49,7 +49,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
   start = time.monotonic()
   eval_settings.check(config.eval)
   run = builder.build(config, resumed=files.saved(workdir))
-  during = bool(config.eval.k or run.online_probe or config.eval.sts)  # evaluations during training
+  during = run.modality.evaluates(config)
   evaluator = evaluator_of(run) if during or config.eval.at_end else None
   with contextlib.ExitStack() as stack:
     if not run.on_device:  # the workers' batches are shared memory in reference cycles: Python warns at exit otherwise
@@ -212,7 +212,7 @@ def _device_calls(run: Run, update: Callable, step: int) -> Iterator[tuple[Call,
   """Several steps per call, on a dataset that lives on the devices."""
   batch_size, devices = run.config.batch_size, run.devices
   many = devices.map(scan_update(update), replicated=2, sharded=1, donate=(0,))
-  dataset = devices.replicate(run.train.items)
+  dataset = devices.replicate(run.modality.dataset(run.train))
   while step < run.total_steps:
     end = _end_of_call(run, step)
     epoch, place = divmod(step, run.steps_per_epoch)

@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ssl_jax.config import require_memory
-from ssl_jax.data import classes, embedded
+from ssl_jax.data import classes, embedded, embedded_captions
 from ssl_jax.data.npz import BROKEN_ARCHIVE, npz_names, read_npz
 from ssl_jax.registry import require_choice
 
@@ -45,6 +45,9 @@ class Source:
     self.broken = broken
     self.skipped: set[int] = set()  # positions of broken images found so far (broken='skip')
     self.origin: Source | None = None  # the files or records that were decoded into this source
+    self.paired = False  # whether an example is an image with its text: then one without a readable text is broken
+    self.vocabulary: Any = None  # of the captions of training examples that are paired
+    self.tokens: Any = None  # their captions, where they are in memory
 
   def __len__(self) -> int:
     return len(self.items)
@@ -64,6 +67,11 @@ class Source:
   def labels_of(self, positions: np.ndarray) -> np.ndarray | None:
     """The labels of a few images."""
     return None if self.labels is None else self.labels[positions]
+
+  def captions_of(self, positions: np.ndarray) -> list[tuple[str, ...]] | None:
+    """The captions of a few images, of which each has one or more; None if the source has no text."""
+    del positions
+    return None
 
   def class_name(self, label: int) -> str:
     """The name of a class, or its number if the classes have no names."""
@@ -121,6 +129,7 @@ class Source:
   def in_memory(self, image_size: int) -> 'Arrays':
     """The readable images as `Arrays`, with the positions of the skipped ones."""
     kept = Arrays(*self.arrays(image_size), self.class_names)
+    kept.captions, kept.paired = self.captions_of(self.readable()) if self.paired else None, self.paired
     kept.skipped = self.skipped
     kept.origin = None if isinstance(self, Arrays) else self  # pixels can be compared without the larger originals
     return kept
@@ -155,7 +164,9 @@ def one_line(error: Exception) -> str:
 
 
 class Arrays(Source):
-  """Items are pixels, uint8 [N, H, W, 3]."""
+  """Items are pixels, uint8 [N, H, W, 3]. `captions` may be set to one tuple of texts per image."""
+
+  captions: Sequence[tuple[str, ...]] | None = None
 
   def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
     return [functools.partial(Image.fromarray, self.items[k]) for k in positions]
@@ -168,6 +179,15 @@ class Arrays(Source):
 
   def ready(self, image_size: int) -> bool:
     return self.items.shape[1:3] == (image_size, image_size)
+
+  def captions_of(self, positions: np.ndarray) -> list[tuple[str, ...]] | None:
+    return None if self.captions is None else [self.captions[k] for k in positions]
+
+  def subset(self, positions: np.ndarray) -> 'Arrays':
+    part = super().subset(positions)
+    assert isinstance(part, Arrays)
+    part.captions = None if self.captions is None else [self.captions[k] for k in np.arange(len(self))[positions]]
+    return part
 
   def readable(self) -> np.ndarray:
     return np.arange(len(self))  # `skipped` counts positions of the source that was read
@@ -273,7 +293,10 @@ def _folder(data: Mapping[str, Any], split: str) -> Source:
 
 def _embedded(data: Mapping[str, Any], split: str) -> Arrays:
   require_choice(f'data.{split}_split', data[f'{split}_split'], embedded.SIZES)
-  return Arrays(*embedded.generate(data[f'{split}_split']), embedded.CLASSES)
+  scenes = embedded.scenes(data[f'{split}_split'])
+  source = Arrays(scenes.images, scenes.labels, embedded.CLASSES)
+  source.captions = embedded_captions.captions(scenes)
+  return source
 
 
 def _arrays(data: Mapping[str, Any], split: str) -> Arrays:
