@@ -115,6 +115,7 @@ RULES: dict[str, Rule] = {
   ),
   'eval.views': _from(2, 64),
   'eval.view_images': _from(2, _STEPS),
+  'eval.retrieval': _from(0, _STEPS),
 }
 
 # Keys that may change when a run is resumed, because they do not change what it computes.
@@ -137,6 +138,9 @@ LATER = {
   'data.shuffle_window': 0,
   'optimizer.clip': 0.0,
   'eval.cap_k': False,
+  'eval.prompts': '',
+  'eval.class_names': '',
+  'eval.retrieval': 5000,
 }
 RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
 

@@ -21,6 +21,7 @@ from ssl_jax.losses.contrastive import (
   nt_xent,
   penalties,
   penalty_entropy,
+  sigmoid,
   simple,
   triplet,
 )
@@ -54,6 +55,7 @@ __all__ = [
   'over_negatives',
   'penalties',
   'penalty_entropy',
+  'sigmoid',
   'simple',
   'simsiam',
   'sinkhorn',

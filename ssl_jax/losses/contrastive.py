@@ -77,6 +77,24 @@ def decoupled(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where
   return _logsumexp(scale(neg, temperature), where) - jnp.mean(scale(pos, temperature), axis=1)
 
 
+@contrastive_loss(separable=True, learned=('bias',))
+def sigmoid(
+  pos: jax.Array, neg: jax.Array, temperature: Temperature, *, bias: float = -10.0, where: jax.Array | None = None
+) -> jax.Array:
+  """-log sigmoid(pos/tau + bias) - sum log sigmoid(-(neg/tau + bias)) (SigLIP, Zhai et al. 2023, Eq. 1).
+
+  Each pair is classified by itself. Training learns the bias, from the given value on.
+  Shapes: [Q] or [Q, K], [Q, M] -> [Q].
+
+  >>> print(sigmoid(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.1, bias=-10.0))
+  [1.3134]
+  """
+  require('bias', bias, math.isfinite, 'a finite number')
+  assert where is not None  # `contrastive_loss` fills it in
+  repelled = jnp.sum(jnp.where(where, jax.nn.softplus(scale(neg, temperature) + bias), 0), axis=1)
+  return jnp.mean(jax.nn.softplus(-scale(pos, temperature) - bias), axis=1) + repelled
+
+
 @contrastive_loss(separable=True)
 def decoupled_weighted(
   pos: jax.Array,

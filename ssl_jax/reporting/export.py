@@ -91,7 +91,11 @@ def _sentence_notes(config: ConfigDict, encoder: models.BERT) -> Notes:
   )
 
 
-NOTES: dict[str, Callable[[ConfigDict, Any], Notes]] = {'images': _image_notes, 'sentences': _sentence_notes}
+NOTES: dict[str, Callable[[ConfigDict, Any], Notes]] = {
+  'images': _image_notes,
+  'sentences': _sentence_notes,
+  'pairs': _image_notes,
+}
 
 
 def export(config: ConfigDict, workdir: str) -> pathlib.Path:

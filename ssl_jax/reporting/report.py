@@ -7,6 +7,7 @@ evaluation.json are in a `<data>` element, with their key and their full value.
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -18,7 +19,8 @@ from ssl_jax.workdir import fork, metric_log, progress
 from ssl_jax.workdir.files import read_json, writable
 
 MEASURES = {
-  'alignment': ('alignment', 'E‖x − x⁺‖² of views of an image, or of paraphrases; lower is closer'),
+  'alignment': ('alignment', 'E‖x − x⁺‖² of views, of paraphrases, or of images and their texts; lower is closer'),
+  'modality_gap': ('modality gap', '‖E[x] − E[y]‖ of images x and texts y'),
   'uniformity': ('uniformity', 'log E exp(−2‖x − y‖²); lower is more uniform'),
   'train_uniformity': ('uniformity, training images', 'the same for images that the encoder has seen'),
   'tolerance': ('tolerance', 'E[s · same label] over all pairs'),
@@ -182,8 +184,16 @@ def _headline(run: FinishedRun) -> list[Section]:
 
 
 def with_unit(name: str) -> str:
-  """The name of an accuracy or a correlation, with its unit."""
-  return f'Spearman, {name.removeprefix("spearman_")}, × 100' if name.startswith('spearman_') else f'{name}, %'
+  """The name of an accuracy or a correlation, with its unit.
+
+  >>> with_unit('image_to_text_5'), with_unit('zero_shot_top5')
+  ('image to text, R@5, %', 'zero-shot, top-5, %')
+  """
+  if name.startswith('spearman_'):
+    return f'Spearman, {name.removeprefix("spearman_")}, × 100'
+  if found := re.fullmatch(r'(image|text)_to_(image|text)_(\d+)', name):
+    return f'{found[1]} to {found[2]}, R@{found[3]}, %'
+  return f'{name.replace("zero_shot", "zero-shot").replace("_top", ", top-")}, %'
 
 
 def _training(run: FinishedRun) -> list[Section]:
@@ -256,7 +266,7 @@ def _neighbours(run: FinishedRun) -> list[Section]:
     caption = 'Test images, each with its nearest training images, at the end of training.'
     part = Figure('neighbours', caption, figures.sheet(picture.read_bytes()))
   elif text.exists():
-    caption = 'Sentences, each with its nearest sentences and their cosines, at the end of training.'
+    caption = 'Sentences or images, each with its nearest sentences and their cosines, at the end of training.'
     part = Listing(caption, text.read_text())
   else:
     return []
