@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tests.conftest  # noqa: F401  # sets up jax, before it is imported
 from tests.helpers import bits, config_file
 
 ROOT = pathlib.Path(__file__).parent.parent

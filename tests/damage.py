@@ -33,10 +33,27 @@ import safetensors.numpy
 from absl import flags
 
 import main as program
+import tests.conftest  # noqa: F401  # sets up jax, before it is imported
 from tests.helpers import bits, config_file
 
-SECONDS = 120  # after which a command counts as hanging
-MODES = ('train', 'evaluate', 'export', 'report', 'compare')
+SECONDS = 300  # after which a command counts as hanging
+# The files that each command reads, or replaces. `early` is the report of a run without an evaluation.
+READ = {
+  'train': (
+    'config.json',
+    'metrics.jsonl',
+    'summary.json',
+    'tensorboard',
+    'neighbours.png',
+    'evaluation',
+    'checkpoints',
+  ),
+  'evaluate': ('config.json', 'evaluation', 'checkpoints'),
+  'export': ('config.json', 'checkpoints'),
+  'report': ('config.json', 'summary.json', 'evaluation', 'metrics.jsonl'),
+  'early': ('config.json', 'summary.json', 'metrics.jsonl', 'neighbours.png'),
+  'compare': ('config.json', 'summary.json', 'evaluation', 'metrics.jsonl'),
+}
 CHOICES: dict[str, Any] = {
   'steps': 4,
   'checkpoint.every_steps': 2,
@@ -117,7 +134,7 @@ def outcome(mode: str, folder: pathlib.Path) -> Any:
   if mode == 'export':
     tensors = safetensors.numpy.load_file(run / 'export' / 'encoder.safetensors')
     return {name: np.asarray(tensor).tobytes() for name, tensor in tensors.items()}
-  return (run / 'report.md' if mode == 'report' else folder / 'compared' / 'compare.md').read_text()
+  return (folder / 'compared' / 'compare.md' if mode == 'compare' else run / 'report.md').read_text()
 
 
 class Bench:
@@ -135,8 +152,9 @@ class Bench:
 
   def case(self, rng: random.Random) -> tuple[str, str, str]:
     """(mode, file, kind)"""
-    mode, top = rng.choice(MODES), rng.random() < 0.5  # there are many more files of checkpoints than others
-    name = rng.choice([name for name in self.names if name.startswith('checkpoints') != top])
+    mode = rng.choice(list(READ))
+    read = rng.choice(READ[mode]) if rng.random() < 0.95 else ''  # a kind of files first: most belong to checkpoints
+    name = rng.choice([name for name in self.names if name.startswith(read)])
     return mode, name, rng.choice(OF_FOLDERS if (self.intact / name).is_dir() else KINDS)
 
   def run(self, mode: str, name: str = '', kind: str = '', rng: random.Random | None = None) -> tuple[str, str]:
@@ -145,13 +163,19 @@ class Bench:
     for old in (run, self.folder / 'compared'):
       shutil.rmtree(old, ignore_errors=True)
     shutil.copytree(self.intact, run)
+    if mode == 'early':
+      for file in run.glob('evaluation.*'):
+        file.unlink()
     if mode not in self.expected and name:
       self.run(mode)
       return self.run(mode, name, kind, rng)
-    if name:
+    if name and os.path.lexists(run / name):
       harm(run / name, kind, rng)
     given = [f'--config={self.config}'] if mode == 'train' else []
-    given += [f'--mode={mode}', f'--workdir={self.folder / "compared" if mode == "compare" else run}']
+    given += [
+      f'--mode={"report" if mode == "early" else mode}',
+      f'--workdir={self.folder / "compared" if mode == "compare" else run}',
+    ]
     given += [str(run), str(self.folder / 'other')] if mode == 'compare' else []
     try:
       message, warned = command(*given)
@@ -168,7 +192,7 @@ class Bench:
       return 'intact', warned
     if warned and mode != 'train':  # training must end with the same bits, or say why not
       return 'warned', warned
-    if mode in ('report', 'compare') and not os.path.lexists(run / name):
+    if mode in ('report', 'early', 'compare') and not os.path.lexists(run / name):
       return 'left out', ''  # a missing file is a part of the report that is missing
     return 'silent', f'another result than that of the intact workdir {warned}'
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
+import tests.conftest  # noqa: F401  # sets up jax, before it is imported
 from ssl_jax import train
 from ssl_jax.workdir import metric_log
 from tests.helpers import tiny

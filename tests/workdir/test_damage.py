@@ -14,6 +14,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from ssl_jax import train
+from ssl_jax.reporting import report
 from ssl_jax.workdir import checksums, files, metric_log
 from ssl_jax.workdir.checkpoints import Checkpoints
 from tests import damage
@@ -140,6 +141,39 @@ def test_checkpoints_must_be_a_directory(tmp_path):
   (tmp_path / 'checkpoints').write_text('')
   with pytest.raises(ValueError, match='checkpoints is not a directory: remove it, or give another --workdir'):
     files.check(tmp_path, tiny(tmp_path).to_dict())
+
+
+NAMED = {section: {'name': 'x'} for section in report.SECTIONS}
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'message'),
+  [
+    ('evaluation.json', {'step': {}, 'features': 'backbone'}, 'has a dict as step'),
+    ('evaluation.json', {'knn5': 50.0}, 'has no features'),
+    ('evaluation.json', {'features': 'backbone', 'measures': {'backbone': 3}}, 'has a int as measures'),
+    ('evaluation.json', {'features': 'backbone', 'measures': {'backbone': {'lidar': 'x'}}}, 'has a str as lidar'),
+    ('summary.json', {'steps': None}, 'has a NoneType as steps'),
+    ('config.json', {'seed': 1}, 'has no method'),
+    ('config.json', {'seed': 1, **NAMED, 'loss': {}}, 'has no name'),
+    ('config.json', {'seed': 'x', **NAMED}, 'has a str as seed'),
+  ],
+)
+def test_a_report_names_a_file_with_other_content(tmp_path, name, content, message):
+  (tmp_path / name).write_text(json.dumps(content))
+  with pytest.raises(ValueError, match=f'{name} {message}, so it is not what this program wrote: fix it, or remove it'):
+    report.FinishedRun.read(tmp_path)
+
+
+@pytest.mark.parametrize('name', ['neighbours.png', 'neighbours.txt'])
+@pytest.mark.parametrize('kind', ['fifo', 'directory', 'zeros', 'dangling link'])
+def test_a_report_names_damaged_neighbours(tmp_path, name, kind):
+  (tmp_path / name).touch()
+  harm(tmp_path / name, kind)
+  if (name, kind) == ('neighbours.txt', 'zeros'):
+    (tmp_path / name).write_bytes(b'\xff')
+  with pytest.raises(ValueError, match=rf'{name} cannot be read \(.*\): remove it'):
+    report._neighbours(report.FinishedRun(tmp_path, {}, {}, {}, {}, []))
 
 
 @pytest.mark.slow
