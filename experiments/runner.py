@@ -29,6 +29,7 @@ import numpy as np
 from experiments import pictures, tables
 from experiments.tables import Row, Sweep
 from ssl_jax.registry import nearest
+from ssl_jax.reporting import figures
 from ssl_jax.workdir import metric_log
 
 GRACE = 2.0  # minutes that runs may exceed the budget before they are stopped
@@ -123,18 +124,20 @@ class Child:
       lines = [line for line in (self.workdir / 'log.txt').read_text(errors='replace').splitlines() if line.strip()]
       raise ValueError(lines[-1] if lines else f'exit status {self.process.returncode}')
     load = lambda name: json.loads((self.workdir / f'{name}.json').read_text())
-    config, summary, evaluation = load('config'), load('summary'), load('evaluation')
+    config, summary = load('config'), load('summary')
+    name = metric_log.evaluation_name(config['eval']['data']['name'])  # Table 5 of CACR: on another set
+    evaluation = load(name)
     if evaluation['step'] != summary['steps']:
-      raise ValueError(f'evaluation.json is of step {evaluation["step"]}, but the last step is {summary["steps"]}')
+      raise ValueError(f'{name}.json is of step {evaluation["step"]}, but the last step is {summary["steps"]}')
     config['data']['path'] = ''
-    speeds = [
-      speed for row in metric_log.read(self.workdir) for name, speed in row.items() if name.endswith('_per_second')
-    ]
+    logged = metric_log.read(self.workdir)
+    speeds = [speed for row in logged for name, speed in row.items() if name.endswith('_per_second')]
     seconds = [metric_log.examples(summary) / speed for speed in speeds]
     metrics = {k: v for k, v in evaluation.items() if isinstance(v, int | float) and k not in ('step', 'epoch')}
     metrics |= {f'{layer}/{k}': v for layer, found in evaluation['measures'].items() for k, v in found.items()}
-    with np.load(self.workdir / 'evaluation.npz') as stored:
+    with np.load(self.workdir / f'{name}.npz') as stored:
       curves = {name: [round(float(x), 6) for x in stored[name]] for name in self.sweep.curves}
+    history = {name: figures.over_epochs(logged, name) for name in self.row.history}
     return {
       'name': self.row.name,
       'seed': self.seed,
@@ -148,6 +151,7 @@ class Child:
       'finished_at': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
       'metrics': metrics,
       'curves': curves,
+      **({'history': history} if history else {}),
       'config': config,
     }
 

@@ -25,13 +25,17 @@ class Row:
   minutes: float = 8.0  # guess for one run alone on an H200, used until one is measured
   note: str = ''
   further: bool = False  # runs after all rows that are not
+  shows: tuple[str, ...] = ()  # the paper's tables and figures that it belongs to, as experiments/papers.py names them
+  images: int = 0  # training images, if not those of the sweep
+  mode: str = 'train'  # of main.py; 'evaluate': the weights of the file `init`, or random ones
+  history: tuple[str, ...] = ()  # metrics during training that a result keeps, for figures
 
 
-def on_cifar100(row: Row, published: Mapping) -> Row:
+def on_cifar100(row: Row, published: Mapping, shows: tuple[str, ...] | None = None) -> Row:
   """The same row on CIFAR-100, to run after all rows on CIFAR-10."""
   names = dict(name=f'cifar100_{row.name}', title=f'{row.title}, CIFAR-100', note='')
-  file = row.config.replace('cifar10.py', 'cifar100.py')
-  return dataclasses.replace(row, **names, config=file, seeds=(0,), published=published, further=True)
+  changes = dict(config=row.config.replace('cifar10.py', 'cifar100.py'), seeds=(0,), published=published, further=True)
+  return dataclasses.replace(row, **names, **changes, shows=row.shows if shows is None else shows)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,14 @@ from tests.helpers import tiny
 ROOT = pathlib.Path(__file__).parent.parent
 SWEEPS = {
   name: importlib.import_module(f'experiments.{name}.sweep').SWEEP
-  for name in ('dystress', 'behaviour', 'cacr', 'balanced', 'baselines', 'long_tail', 'sentences')
+  for name in ('dystress', 'behaviour', 'cacr', 'cacr_imagenet', 'balanced', 'baselines', 'long_tail', 'sentences')
+}
+
+# The images of each sweep; a row on other images than the first has their name first.
+DATA = {name: ('cifar10', 'cifar100') for name in SWEEPS} | {
+  'sentences': ('sentences',),
+  'cacr': ('cifar10', 'cifar100', 'stl10'),
+  'cacr_imagenet': ('imagenet', 'imagenet100', 'webvision', 'imagenet22k'),
 }
 
 # Replaces main.py. τ selects what it does: 0.9 fails, 0.8 waits to be interrupted, 0.7 waits for another run.
@@ -107,8 +114,8 @@ def test_every_row_is_a_valid_config(name):
     assert set(row.published) <= {column.metric for column in sweep.columns}
     config = sweep.resolve(row, 0)
     methods.create(config, steps_per_epoch=390, total_steps=390 * config['epochs'])
-    images = 'cifar100' if row.name.startswith('cifar100_') else 'cifar10'
-    assert config['data']['name'] == ('sentences' if name == 'sentences' else images)
+    images = next((data for data in DATA[name] if row.name.startswith(f'{data}_')), DATA[name][0])
+    assert config['data']['name'] == images
     assert config['eval']['at_end']
     assert config['log']['every_steps'] == sweep.images // config['batch_size']
     resolved.append(json.dumps(config))
