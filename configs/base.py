@@ -77,6 +77,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.optimizer.milestones = (160, 190)  # epochs, for schedule=step
   config.optimizer.decay = 0.1  # factor at each milestone
   config.optimizer.clip = 0.0  # largest global gradient norm (0: no clipping)
+  config.optimizer.fixed_predictor = False  # the learning rate of the predictor does not decay (SimSiam)
 
   config.parallel = ConfigDict()
   config.parallel.map = 'pmap'  # pmap or shard_map: the same update and the same numbers
@@ -109,6 +110,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.eval.temperature = 0.1  # of the cosine vote
   config.eval.batch_size = 1000  # images per forward pass of an evaluation
   config.eval.linear = 'logistic'  # --mode=evaluate: logistic, ridge, or a protocol of evals/linear.py; '' for none
+  config.eval.linear_during = False  # during training also the classifier `eval.linear`
   config.eval.finetune = ''  # --mode=evaluate: fine-tune on all, 10%, 1% or 5-shot labels; linear [10%]: frozen
   config.eval.finetune_learning_rate = 0.1  # of fine-tuning the whole encoder, per 128 images
   config.eval.class_weights = ()  # of fine-tuning, in the order of the classes; (): inverse to the images of a class

@@ -141,6 +141,8 @@ LATER = {
   'eval.prompts': '',
   'eval.class_names': '',
   'eval.retrieval': 5000,
+  'optimizer.fixed_predictor': False,
+  'eval.linear_during': False,
 }
 RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
 
@@ -148,7 +150,7 @@ RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
 IRRELEVANT = (
   *(key for key in HARMLESS if key != 'eval'),
   *(f'eval.{key}' for key in ('every_epochs', 'measures', 'at_start', 'at_end', 'batch_size', 'data.path')),
-  *('eval.sts', 'eval.transfer'),
+  *('eval.sts', 'eval.transfer', 'eval.linear_during'),
 )
 
 

@@ -97,6 +97,10 @@ class Source:
     """The captions of one image, or () if there are none. Raises one of UNREADABLE."""
     raise NotImplementedError
 
+  def several(self) -> list[list[str]] | None:
+    """The names of the labels of each image, in a set of several labels per image; otherwise None."""
+    return None
+
   def class_name(self, label: int) -> str:
     """The name of a class, or its number if the classes have no names."""
     return str(self.class_names[label]) if 0 <= label < len(self.class_names) else f'class {label}'
