@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from ssl_jax import losses, pairs, temperature
@@ -20,6 +21,7 @@ PARAMETERS = {
   'generalized_nt_xent': dict(alpha=5.0, lam=2.0),
   'hard_negative': dict(beta=1.0, tau_plus=0.1),
   'align_uniform': dict(weight=0.5),
+  'cacr_margin': dict(margin=2.0),
   'triplet': dict(margin=1.0),
 }
 LOSSES = {name: losses.Loss(function, PARAMETERS.get(name, {})) for name, function in losses.CONTRASTIVE.items()}
@@ -106,6 +108,7 @@ class SameTest(chex.TestCase):
     block=st.integers(1, 40),
     similarity=st.sampled_from(['cosine', 'dot', 'euclidean']),
   )
+  @pytest.mark.slow
   def test_any_size_of_batch_and_block(self, views, batch, block, similarity):
     def values(z, block):
       pos, neg, where = pairs.in_batch(*z, similarity=similarity, block=block)

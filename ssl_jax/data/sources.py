@@ -15,7 +15,7 @@ import functools
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ssl_jax.config import require_memory
-from ssl_jax.data import classes, embedded
+from ssl_jax.data import classes, embedded, embedded_captions
 from ssl_jax.data.npz import BROKEN_ARCHIVE, npz_names, read_npz
 from ssl_jax.registry import require_choice
 
@@ -48,6 +48,9 @@ class Source:
     self.origin: Source | None = None  # the files or records that were decoded into this source
     self.paired = False  # whether an example is an image with its text: then one without a readable text is broken
     self.window = 0  # images that are shuffled together, if reading a few blocks at a time is faster (0: all)
+    self.label = ''  # names the set, the split and what was chosen from it, in a file name
+    self.vocabulary: Any = None  # of the captions of training examples that are paired
+    self.tokens: Any = None  # their captions, where they are in memory
 
   def __len__(self) -> int:
     return len(self.items)
@@ -94,6 +97,10 @@ class Source:
     """The captions of one image, or () if there are none. Raises one of UNREADABLE."""
     raise NotImplementedError
 
+  def several(self) -> list[list[str]] | None:
+    """The names of the labels of each image, in a set of several labels per image; otherwise None."""
+    return None
+
   def class_name(self, label: int) -> str:
     """The name of a class, or its number if the classes have no names."""
     return str(self.class_names[label]) if 0 <= label < len(self.class_names) else f'class {label}'
@@ -101,6 +108,10 @@ class Source:
   def identities(self) -> list[Hashable]:
     """For each image, what only the same stored image has as well."""
     raise NotImplementedError
+
+  def fingerprint(self) -> str:
+    """Changes whenever the stored images do; '' for images in memory."""
+    return ''
 
   def first_readable(self, position: int, decode: Callable[[Image.Image], T]) -> tuple[T, int]:
     """Returns (decode(image), its position); a broken image is replaced by the next good one if broken='skip'."""
@@ -131,13 +142,7 @@ class Source:
 
     def fill(start: int) -> None:
       positions = range(start, min(start + BULK, len(self)))
-      for k, image in zip(positions, self.open(positions), strict=True):
-        good[k] = self._complete(k)
-        try:
-          images[k] = square(image(), image_size)
-        except UNREADABLE as error:
-          self._note_broken(k, error)
-          good[k] = False
+      good[self.decode(positions, images[start : start + BULK])] = False
 
     with ThreadPoolExecutor(THREADS) as pool:  # Pillow releases the interpreter lock
       for _ in pool.map(fill, range(0, len(self), BULK)):
@@ -146,13 +151,31 @@ class Source:
       return images, self.labels
     return images[good], None if self.labels is None else self.labels[good]
 
+  def decode(self, positions: range, out: np.ndarray) -> list[int]:
+    """Decodes images into `out`, uint8 `[b, size, size, 3]`. Returns the positions of those that are broken."""
+    broken = []
+    for k, place, image in zip(positions, out, self.open(positions), strict=True):
+      good = self._complete(k)
+      try:
+        place[:] = square(image(), out.shape[1])
+      except UNREADABLE as error:
+        self._note_broken(k, error)
+        good = False
+      if not good:
+        broken.append(k)
+    return broken
+
   def readable(self) -> np.ndarray:
     """Positions, int64, of the images that were not found to be broken so far."""
     return np.setdiff1d(np.arange(len(self)), list(self.skipped))
 
   def in_memory(self, image_size: int) -> 'Arrays':
     """The readable images as `Arrays`, with the positions of the skipped ones."""
-    kept = Arrays(*self.arrays(image_size), self.class_names)
+    return self.decoded_as(*self.arrays(image_size))
+
+  def decoded_as(self, images: np.ndarray, labels: np.ndarray | None) -> 'Arrays':
+    """`Arrays` of pixels that were decoded from this source."""
+    kept = Arrays(images, labels, self.class_names)
     kept.captions, kept.paired = self.captions_of(self.readable()) if self.paired else None, self.paired
     kept.skipped = self.skipped
     kept.origin = None if isinstance(self, Arrays) else self  # pixels can be compared without the larger originals
@@ -212,8 +235,11 @@ class Arrays(Source):
   def ready(self, image_size: int) -> bool:
     return self.items.shape[1:3] == (image_size, image_size)
 
-  def captions_of(self, positions: np.ndarray) -> list[tuple[str, ...]] | None:
-    return None if self.captions is None else [self.captions[k] for k in positions]
+  def has_text(self) -> bool:
+    return self.captions is not None
+
+  def read_captions(self, position: int) -> tuple[str, ...]:
+    return self.captions[position] if self.captions else ()
 
   def subset(self, positions: np.ndarray) -> 'Arrays':
     part = super().subset(positions)
@@ -228,6 +254,27 @@ class Arrays(Source):
     if self.ready(image_size):
       return self.items, self.labels
     return super().arrays(image_size)
+
+
+def stamp(path: str | os.PathLike[str]) -> str:
+  """Size and time of the last change of a file; '' if there is none."""
+  try:
+    found = os.stat(path)
+  except OSError:
+    return ''
+  return f'{found.st_size} {found.st_mtime_ns}'
+
+
+def digest_of(texts: Iterable[str]) -> str:
+  """The hash of texts in order.
+
+  >>> digest_of(['a', 'b']) == digest_of(['ab'])
+  False
+  """
+  found = hashlib.blake2b(digest_size=16)
+  for text in texts:
+    found.update(text.encode(errors='surrogateescape') + b'\n')
+  return found.hexdigest()
 
 
 def rgb(image: Image.Image) -> Image.Image:
@@ -337,7 +384,10 @@ def _parquet(data: Mapping[str, Any], split: str) -> Source:
 
 def _embedded(data: Mapping[str, Any], split: str) -> Arrays:
   require_choice(f'data.{split}_split', data[f'{split}_split'], embedded.SIZES)
-  return Arrays(*embedded.generate(data[f'{split}_split']), embedded.CLASSES)
+  scenes = embedded.scenes(data[f'{split}_split'])
+  source = Arrays(scenes.images, scenes.labels, embedded.CLASSES)
+  source.captions = embedded_captions.captions(scenes)
+  return source
 
 
 def _arrays(data: Mapping[str, Any], split: str) -> Arrays:

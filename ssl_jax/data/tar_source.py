@@ -19,7 +19,7 @@ from PIL import Image
 from ssl_jax.data import shards, tar_index
 from ssl_jax.data.folder_source import LARGEST_IMAGE, shown
 from ssl_jax.data.shards import Shard
-from ssl_jax.data.sources import THREADS, Source
+from ssl_jax.data.sources import THREADS, Source, digest_of
 from ssl_jax.data.tar_index import JSON, Index
 
 OPEN = 64  # shards that a process keeps open
@@ -47,6 +47,9 @@ class Tar(Source):
   def name(self, position: int) -> str:
     item = self.items[position]
     return f'{self.files[item["shard"]].name}:{item["offset"]}'
+
+  def fingerprint(self) -> str:
+    return digest_of([*map(str, self.files), self.items.tobytes().hex()])
 
   def identities(self) -> list[Hashable]:
     real = [os.path.realpath(file.path) for file in self.files]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base, cifar10
+from configs import base, captions, cifar10
 from ssl_jax import config, methods, train
 from tests.helpers import asked_to_stop_at, final, tiny
 
@@ -34,7 +34,9 @@ def test_every_recipe_builds(name):
 
 
 def test_every_method_has_a_recipe():
-  assert {cifar10.get_config(name).method.name for name in cifar10.VARIANTS} == set(methods.METHODS)
+  of_pairs = {captions.get_config(name).method.name for name in captions.VARIANTS}
+  of_images = {cifar10.get_config(name).method.name for name in cifar10.VARIANTS}
+  assert of_pairs == {'image_text'} and of_pairs | of_images == set(methods.METHODS)
 
 
 @pytest.mark.parametrize(('period', 'epochs'), [(4, 4), (None, 10)])
@@ -175,6 +177,7 @@ def test_the_host_crops_small_views_too(tmp_path):
   np.testing.assert_allclose(other, losses, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_method_of_contributing_trains_and_resumes(tmp_path, monkeypatch):
   """The page's method, as it stands there, on two devices, interrupted once."""
   blocks = re.findall(r'```python\n(.*?)```', pathlib.Path('CONTRIBUTING.md').read_text(), re.DOTALL)

@@ -20,6 +20,8 @@ from ssl_jax.run.devices import AXIS, Devices
 from ssl_jax.run.state import State, average_of
 from ssl_jax.run.update import make_update
 
+pytestmark = pytest.mark.slow  # it compiles every method
+
 BATCH, EXAMPLES, STEPS, RATE, D = 8, 24, 10, 0.5, 4
 TAU = 0.3
 
@@ -311,6 +313,7 @@ KINDS = {
   'moco_symmetric': dict(queue=16, momentum=0.7, symmetric=True, intra_batch=True, views=3),
   'moco_v3': dict(momentum=0.7, small=1),
   'moco_v3_together': dict(loss='cacr', tau=None, momentum=0.7, views=3, small=1, keys_together=True),
+  'fnc': dict(loss='fnc', momentum=0.7, views=3, queue=16, top=4, threshold=0.9, small=1),
   'memory_bank': dict(negatives=7),
   'isogclr': dict(loss='robust_contrastive', tau=None, views=3, tau_rate=0.05),
   'byol': dict(loss='byol', tau=None, momentum=0.7, small=1),
@@ -322,7 +325,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize('name', KINDS)
-@pytest.mark.parametrize(('kind', 'devices'), [('pmap', 2), pytest.param('shard_map', 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(('kind', 'devices'), [('pmap', 2), ('shard_map', 4)])
 def test_the_same_state_on_any_devices(name, kind, devices):
   method = max((known for known in methods.METHODS if name.startswith(known)), key=len)
   one, values = trace(method, 1, **KINDS[name])
