@@ -18,17 +18,15 @@ BROKEN = {3: 'image', 12: 'missing', 20: 'encoding'}
 
 def settings(tmp_path, **changes):
   """28 pairs in three shards, of which three are broken in different ways; batches of 4."""
-  k = 0
-  for shard, size in enumerate(SHARDS):
+  for shard in range(len(SHARDS)):
     members = []
-    for k in range(k, k + size):
+    for k in range(sum(SHARDS[:shard]), sum(SHARDS[: shard + 1])):
       image = encode(pixels(k, 40, 40), 'JPEG')
       members.append((f'{k:04}.jpg', image[: len(image) // 2] if BROKEN.get(k) == 'image' else image))
       if BROKEN.get(k) != 'missing':
         text = f'number {k} is {"red" if k % 2 else "blue"}'.encode()
         members.append((f'{k:04}.txt', b'\xff' + text if BROKEN.get(k) == 'encoding' else text))
     write(tmp_path / 'shards' / f'train-{shard}.tar', members)
-    k += 1
   data = dict(source='tar', path=str(tmp_path / 'shards'), train_split='train-{0..2}.tar', broken='skip')
   nothing = {'every_epochs': 0, 'prompts': 'none', 'retrieval': 0, 'k': (), 'linear': ''}
   return {'data': data, 'batch_size': 4, 'steps': 10, 'eval': nothing, **changes}
@@ -68,12 +66,10 @@ def test_pairs_in_memory_are_those_that_are_complete(tmp_path):
   np.testing.assert_array_equal(run.train.tokens.tokens[:, 0], expected)
 
 
-@pytest.mark.parametrize(
-  ('placed', 'message'), [('yes', '0003.jpg is not a readable image'), ('no', '0012.jpg has no')]
-)
-def test_an_error_names_the_shard_and_the_key(tmp_path, placed, message):
+def test_an_error_names_the_shard_and_the_key(tmp_path):
   changes = settings(tmp_path)
-  changes = {**changes, 'data': {**changes['data'], 'broken': 'error'}, 'data.on_device': placed}
+  changes['data']['broken'] = 'error'
   with pytest.raises(ValueError) as error:
     builder.build(small(**changes))
-  assert str(error.value).startswith(str(tmp_path / 'shards' / 'train-')), error.value
+  first = f'{tmp_path}/shards/train-1.tar: 0012.jpg has no readable text (it is missing or empty): fix or remove it'
+  assert str(error.value).startswith(first) and '\n' not in str(error.value)
