@@ -84,12 +84,12 @@ def torch_memory(call: Callable) -> int | None:
   return torch.cuda.max_memory_allocated() - before
 
 
-def _sample(call, times=1):
-  start = time.perf_counter()
+def _sample(call, times=1, clock=time.perf_counter):
+  start = clock()
   for _ in range(times):
     result = call()
   wait(result)
-  return (time.perf_counter() - start) / times, result
+  return (clock() - start) / times, result
 
 
 class Table:
@@ -111,6 +111,7 @@ class Table:
     same: Callable | None = None,
     items: int = 0,
     memory: Callable | None = None,
+    clock: Callable[[], float] = time.perf_counter,
   ) -> None:
     """Times `calls` in turns, ours first, so that other load on the machine affects all of them.
 
@@ -119,6 +120,7 @@ class Table:
       same: asserts that our result and a peer's agree; called before anything is timed.
       items: the number of `unit` per call.
       memory: name -> bytes or None; called after the timing.
+      clock: what seconds are; time.process_time leaves out what other processes do.
     """
     ours, first, results, why, times = next(iter(calls)), {}, {}, {}, {}
     for name, call in calls.items():
@@ -126,7 +128,7 @@ class Table:
         why[name] = call
         continue
       try:
-        first[name], results[name] = _sample(call)
+        first[name], results[name] = _sample(call, clock=clock)
       except RuntimeError as error:  # out of memory, or no compiler
         if name == ours:
           raise
@@ -135,10 +137,10 @@ class Table:
     for name in running[1:] if same else []:
       same(results[ours], results[name])
     results.clear()
-    repeats = {name: math.ceil(SHORTEST / _sample(calls[name])[0]) for name in running}
+    repeats = {name: math.ceil(SHORTEST / _sample(calls[name], clock=clock)[0]) for name in running}
     for _ in range(self.rounds):
       for name in running:
-        times.setdefault(name, []).append(_sample(calls[name], repeats[name])[0])
+        times.setdefault(name, []).append(_sample(calls[name], repeats[name], clock)[0])
     for name in calls:
       if name in why:
         self._row(case, name, '', '', '', why[name])
