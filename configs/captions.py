@@ -37,9 +37,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.projector = dict(name='clip', features=(64,))
   config.method = dict(
     name='image_text',
-    text=dict(
-      name='bert_tiny', width=64, depth=1, heads=2, pooling='mean', dropout=0.0, vocabulary=200, positions=16
-    ),
+    text=dict(name='bert_tiny', width=64, depth=1, heads=2, pooling='mean', dropout=0.0, vocabulary=200, positions=16),
   )
   config.temperature = dict(name='learnable', tau=0.07)
   config.optimizer.name = 'adamw'

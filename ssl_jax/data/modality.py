@@ -157,7 +157,7 @@ class _Pairs(_Images):
     return {'words': source.vocabulary.digest}
 
   def files(self, source: sources.Source) -> dict[str, str]:
-    return {'vocab.txt': '\n'.join(source.vocabulary.pieces) + '\n'}
+    return source.vocabulary.files()
 
 
 class _Sentences(Modality):
@@ -169,6 +169,7 @@ class _Sentences(Modality):
     'online_probe': 0.0,
     'data.held_out': 0.0,
     'data.stored_size': 0,
+    'data.cache': '',
     'data.classes': '',
     'eval.k': [],
     'eval.linear': '',
@@ -218,7 +219,7 @@ class _Sentences(Modality):
 
   def files(self, source: sources.Source) -> dict[str, str]:
     assert isinstance(source, sentences.Sentences)
-    return {'vocab.txt': '\n'.join(source.vocabulary.pieces) + '\n'}
+    return source.vocabulary.files()
 
 
 def _check_vocabulary(section: str, encoder: nn.Module, config: ConfigDict, words: sentences.Vocabulary) -> None:
