@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
-import numpy as np
 from flax import linen as nn
 from ml_collections import ConfigDict
 
@@ -119,11 +118,10 @@ class _Pairs(_Images):
 
   def open(self, config: ConfigDict, split: str = 'train', data: Mapping[str, Any] | None = None) -> sources.Source:
     source = super().open(config, split, data)
-    has_text = len(source) > 0 and source.captions_of(np.arange(1)) is not None
-    source.paired = has_text
+    source.paired = source.has_text()
     if data is not None:
       return source
-    if not has_text:
+    if not source.paired:
       raise ValueError(
         f'method.name = {config.method.name!r} needs captions, and data.source = {config.data.source!r} has none here: '
         'give a source of images with text, or another method'

@@ -231,6 +231,12 @@ class Arrays(Source):
   def ready(self, image_size: int) -> bool:
     return self.items.shape[1:3] == (image_size, image_size)
 
+  def has_text(self) -> bool:
+    return self.captions is not None
+
+  def captions_of(self, positions: np.ndarray) -> list[tuple[str, ...]] | None:
+    return None if self.captions is None else [self.captions[k] for k in positions]
+
   def subset(self, positions: np.ndarray) -> 'Arrays':
     part = super().subset(positions)
     assert isinstance(part, Arrays)
