@@ -155,7 +155,7 @@ class _Pairs(_Images):
     return {'words': source.vocabulary.digest}
 
   def files(self, source: sources.Source) -> dict[str, str]:
-    return {'vocab.txt': '\n'.join(source.vocabulary.pieces) + '\n'}
+    return source.vocabulary.files()
 
 
 class _Sentences(Modality):
