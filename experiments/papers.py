@@ -217,13 +217,15 @@ def statuses(name: str, experiments: pathlib.Path = FOLDER) -> dict[str, str]:
 def summary(found: Sequence[str]) -> str:
   """The statuses of several rows in a line.
 
-  >>> summary(['run', 'ready', 'ready']), summary(['run', 'run']), summary(['needs SVHN'])
-  ('1 of 3 run, 2 ready', 'run', 'needs SVHN')
+  >>> summary(['run', 'ready', 'ready']), summary(['run', 'run']), summary(['needs SVHN', 'needs SVHN and STL-10'])
+  ('1 of 3 run, 2 ready', 'run', 'needs SVHN and STL-10')
   """
-  order = lambda status: (status != 'run', status != 'ready', status)
-  counts = {status: found.count(status) for status in sorted(set(found), key=order)}
+  missing = [status.removeprefix('needs ') for status in found if status.startswith('needs ')]
+  needed = ' and '.join(dict.fromkeys(name for names in missing for name in names.split(' and ')))
+  counts = {'run': found.count('run'), 'ready': found.count('ready'), f'need {needed}': len(missing)}
+  counts = {status: count for status, count in counts.items() if count}
   if len(counts) == 1:
-    return found[0]
+    return f'needs {needed}' if missing else found[0]
   text = lambda status: f'of {len(found)} run' if status == 'run' else status
   return ', '.join(f'{count} {text(status)}' for status, count in counts.items())
 
