@@ -38,7 +38,7 @@ SECTIONS = {
 SHOWN_IN = {
   **dict.fromkeys(('imbalance',), 'data'),
   **dict.fromkeys(('views', 'augment', 'augment_other'), 'views'),
-  **dict.fromkeys(('model', 'projector', 'method', 'loss', 'temperature', 'init'), 'model'),
+  **dict.fromkeys(('model', 'projector', 'method', 'loss', 'temperature', 'init', 'fork'), 'model'),
 }
 TITLES = {'': 'Run', 'views': 'Views', 'model': 'What is trained'}
 
@@ -255,7 +255,7 @@ def names() -> str:
       lines.append(f'| `{name}` | {_cell(", ".join(f"`{text}`" for text in shown)) or "none"} |')
     return '\n'.join(lines)
 
-  common = tuple(methods.Method.__dataclass_fields__)
+  common = methods.Method.GIVEN
   given = ('pos', 'neg', 'where', 'view_pairs', 'axis_name', 'temperature', 'z1', 'z2')
   other = {name: loss for kind in methods.METHODS.values() for name, loss in kind.accepts.items()}
   other = {name: loss for name, loss in other.items() if name not in losses.CONTRASTIVE}

@@ -19,6 +19,7 @@ import pytest
 from ssl_jax import train
 from ssl_jax.run import devices
 from ssl_jax.run.devices import AXIS, Devices
+from ssl_jax.run.update import make_update
 from ssl_jax.workdir import metric_log
 from tests.helpers import tiny
 
@@ -41,6 +42,20 @@ def test_values_survive_the_round_trip_to_the_devices(kind, count):
   np.testing.assert_array_equal(devices.unshard(local(devices.replicate(np.float32(1)), devices.shard(rows))), rows * 2)
   tree = {'a': rows, 'b': (np.int32(3),)}
   jax.tree.map(np.testing.assert_array_equal, devices.unreplicate(devices.replicate(tree)), tree)
+
+
+@pytest.mark.parametrize('kind', ['pmap', 'shard_map'])
+def test_a_large_array_is_copied_in_parts(kind, monkeypatch):
+  images = np.random.default_rng(0).integers(0, 256, (11, 4, 4, 3), np.uint8)
+  monkeypatch.setattr(devices, 'LARGEST_COPY', 3 * images[0].nbytes)
+  sent, put = [], jax.device_put
+  monkeypatch.setattr(jax, 'device_put', lambda x, device: sent.append(x.nbytes) or put(x, device))
+  chosen = Devices.choose(kind, 2)
+  placed = chosen.replicate(images)
+  assert max(sent) <= devices.LARGEST_COPY and sum(sent) == 2 * images.nbytes
+  np.testing.assert_array_equal(chosen.unreplicate(placed), images)
+  taken = chosen.map(lambda images, k: images[k], replicated=1, out='sharded')(placed, chosen.shard(np.arange(4)))
+  np.testing.assert_array_equal(chosen.unshard(taken), images[:4])
 
 
 @pytest.mark.parametrize('kind', ['pmap', 'shard_map'])
@@ -68,6 +83,15 @@ def test_the_mean_of_local_gradients_is_the_global_gradient():
       np.testing.assert_allclose(
         devices.unreplicate(grad(devices.replicate(weight), devices.shard(rows))), whole, rtol=1e-5
       )
+
+
+def test_an_update_under_a_mapping_that_checks_is_refused():
+  """With check_vma=True the gradient would be too large by the number of devices, whatever the method."""
+  update = make_update(None, None, None, [], seed=0, axis_name=AXIS)
+  mesh, spec = Devices.choose('shard_map', 2).mesh, jax.sharding.PartitionSpec(AXIS)
+  mapped = jax.shard_map(lambda index: update(None, None, index), mesh=mesh, in_specs=spec, out_specs=spec)
+  with pytest.raises(ValueError, match=r'check_vma=True.*: give check_vma=False'):
+    jax.jit(mapped)(np.arange(4))
 
 
 WORKER = """

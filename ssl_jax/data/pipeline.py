@@ -35,14 +35,37 @@ if TYPE_CHECKING:
 Batch = dict[str, Any]
 Batches: TypeAlias = Generator[Batch, None, None]
 T = TypeVar('T')
+# (source, positions [b], uniform numbers [b]) -> the tokens of a caption of each image, [b, 1, T].
+Captions = Callable[[sources.Source, np.ndarray, np.ndarray], np.ndarray]
 
 
 @functools.lru_cache(maxsize=2)
-def order(seed: int, epoch: int, n: int) -> np.ndarray:
-  """The order in which an epoch visits n images: a permutation, int64 `[n]`, read-only."""
-  permutation = np.random.default_rng((seed, epoch)).permutation(n)
+def order(seed: int, epoch: int, n: int, window: int = 0, blocks: tuple[int, ...] = (0,)) -> np.ndarray:
+  """The order in which an epoch visits n images: a permutation, int64 `[n]`, read-only.
+
+  With a `window`, the blocks are shuffled, and then the images of as many blocks as have at least `window` images. The
+  epoch so reads a few blocks at a time. `blocks` are the positions where these begin.
+  """
+  rng = np.random.default_rng((seed, epoch))
+  permutation = _block_order(rng, n, window, blocks) if window else rng.permutation(n)
   permutation.setflags(write=False)
   return permutation
+
+
+def _block_order(rng: np.random.Generator, n: int, window: int, blocks: tuple[int, ...]) -> np.ndarray:
+  """The permutation of `order` for windows of blocks."""
+  starts = np.array(blocks)
+  shuffled = rng.permutation(len(blocks))
+  sizes = np.diff(starts, append=n)[shuffled]
+  visited = np.concatenate([np.arange(a, a + size) for a, size in zip(starts[shuffled], sizes, strict=True)])
+  start = end = 0
+  for size in sizes:
+    end += size
+    if end - start >= window:
+      rng.shuffle(visited[start:end])
+      start = end
+  rng.shuffle(visited[start:])
+  return visited
 
 
 class Crop(NamedTuple):
@@ -65,23 +88,26 @@ class Loader:
   local: int
   crops: tuple[Crop, ...]  # one per view; views of the same size are adjacent
   threads: int
+  captions: Captions | None = None
 
   def __call__(self, step: int) -> Batch:
     """A dict with `images`, uint8 [b, V, S, S, 3] for each size S, and int32 [b] `index` and `broken`.
 
     `index` is the position in the data of the image that was read, and `broken` that of a broken image that it
-    replaces, or -1.
+    replaces, or -1. With `captions`, the tokens of a caption of each image, [b, 1, T], come last in `images`.
     """
     epoch, batch = divmod(step, len(self.source) // self.batch_size)
     slots = np.arange(self.first, self.first + self.local)
-    wanted = order(self.seed, epoch, len(self.source))[batch * self.batch_size + slots]
+    epoch_order = order(self.seed, epoch, len(self.source), self.source.window, self._blocks)
+    wanted = epoch_order[batch * self.batch_size + slots]
     groups = [(size, len(list(views))) for size, views in itertools.groupby(crop.size for crop in self.crops)]
     images = tuple(np.empty((self.local, views, size, size, 3), np.uint8) for size, views in groups)
     index = np.empty(self.local, np.int32)
+    drawn = np.empty(self.local)  # which caption
 
     def fill(k: int) -> None:
       rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(step, int(slots[k]))))
-      uniforms = rng.random((len(self.crops), image_ops.CROP_DRAWS))
+      uniforms, drawn[k] = rng.random((len(self.crops), image_ops.CROP_DRAWS)), rng.random()
       views, index[k] = self.source.first_readable(int(wanted[k]), lambda image: self._crop(image, uniforms))
       for place, view in zip((place for group in images for place in group[k]), views, strict=True):
         place[:] = view
@@ -93,7 +119,13 @@ class Loader:
       for k in range(self.local):
         fill(k)
     broken = np.where(index == wanted, -1, wanted).astype(np.int32)
+    if self.captions:
+      images = (*images, self.captions(self.source, index, drawn))
     return dict(images=images, index=index, broken=broken)
+
+  @functools.cached_property
+  def _blocks(self) -> tuple[int, ...]:
+    return tuple(self.source.blocks().tolist()) if self.source.window else (0,)
 
   def _crop(self, image: Image.Image, uniforms: np.ndarray) -> list[np.ndarray]:
     """Crops of one image, one per view, by Pillow.  -> V arrays uint8 [S, S, 3]"""
@@ -127,6 +159,7 @@ def batches(
   num_workers: int = 0,
   process_index: int = 0,
   process_count: int = 1,
+  captions: Captions | None = None,
 ) -> Batches:
   """This process's part of the batches start_step, ..., total_steps - 1; `Loader` describes a batch.
 
@@ -142,7 +175,7 @@ def batches(
   require('batch_size', batch_size, lambda x: x % process_count == 0, f'divisible by the {process_count} processes')
   local = batch_size // process_count
   threads = 1 if num_workers else os.cpu_count() or 1
-  loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), threads)
+  loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), threads, captions)
   steps = grain.MapDataset.range(start_step, total_steps).map(loader)
   if not num_workers:
     return _closing(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))

@@ -102,6 +102,13 @@ def _row(line: bytes) -> dict | None:
   return rename(row) if numbers and type(row.get('step')) is int else None
 
 
+def copy(parent: pathlib.Path, workdir: pathlib.Path, step: int) -> None:
+  """Starts the metrics.jsonl of a fork with the rows of its parent up to a step, and one that says so."""
+  if jax.process_index() == 0:
+    rows = [*(row for row in read(parent) if row['step'] <= step), {'step': step, 'forked_at': step}]
+    write_text(workdir / 'metrics.jsonl', ''.join(json.dumps(row) + '\n' for row in rows))
+
+
 class MetricLog:
   """Writes rows of metrics to metrics.jsonl and TensorBoard. Only the first process writes.
 
@@ -196,13 +203,22 @@ def write_summary(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> 
     write_text(file, json.dumps(summary, indent=2) + '\n')
 
 
+def evaluation_name(name: str = '') -> str:
+  """The name of the files of an evaluation, without suffix; `name` is another dataset than the run's own.
+
+  >>> evaluation_name(), evaluation_name('voc/2007')
+  ('evaluation', 'evaluation_voc_2007')
+  """
+  return f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
+
+
 def write_evaluation(
   workdir: pathlib.Path, results: Mapping, arrays: Mapping[str, np.ndarray], when: str, name: str = ''
 ) -> None:
   """Writes evaluation.json, and evaluation.npz for the figures. For another dataset: evaluation_NAME."""
   if jax.process_index() > 0:
     return
-  stem = f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
+  stem = evaluation_name(name)
   stream = io.BytesIO()
   np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
   files.write_bytes(workdir / f'{stem}.npz', stream.getvalue())
