@@ -26,6 +26,8 @@ ELSEWHERE = {
   'imagenet100': 'ImageNet-1K',
   'svhn_cropped': 'SVHN',
   'stl10': 'STL-10',
+  'webvision': 'WebVision',
+  'imagenet22k': 'ImageNet-22K',
   'mura': 'MURA',
   'chaoyang': 'Chaoyang',
   'isic2016': 'ISIC 2016',
@@ -129,7 +131,7 @@ PAPERS = {
   ),
   'cacr': Paper(
     'Zheng et al. 2023, Contrastive Attraction and Contrastive Repulsion for Representation Learning (CACR)',
-    tuple(name for name in ('cacr', 'cacr_imagenet') if (FOLDER / name).is_dir()),
+    ('cacr', 'cacr_imagenet'),
     (
       Item('Table 1', 'the losses compared', nothing='a description of the losses'),
       Item('Table 2', 'linear accuracy on CIFAR, also with imbalanced classes'),
@@ -224,13 +226,15 @@ def statuses(name: str, experiments: pathlib.Path = FOLDER) -> dict[str, str]:
 def summary(found: Sequence[str]) -> str:
   """The statuses of several rows in a line.
 
-  >>> summary(['run', 'ready', 'ready']), summary(['run', 'run']), summary(['needs SVHN'])
-  ('1 of 3 run, 2 ready', 'run', 'needs SVHN')
+  >>> summary(['run', 'ready', 'ready']), summary(['run', 'run']), summary(['needs SVHN', 'needs SVHN and STL-10'])
+  ('1 of 3 run, 2 ready', 'run', 'needs SVHN and STL-10')
   """
-  order = lambda status: (status != 'run', status != 'ready', status)
-  counts = {status: found.count(status) for status in sorted(set(found), key=order)}
+  missing = [status.removeprefix('needs ') for status in found if status.startswith('needs ')]
+  needed = ' and '.join(dict.fromkeys(name for names in missing for name in names.split(' and ')))
+  counts = {'run': found.count('run'), 'ready': found.count('ready'), f'need {needed}': len(missing)}
+  counts = {status: count for status, count in counts.items() if count}
   if len(counts) == 1:
-    return found[0]
+    return f'needs {needed}' if missing else found[0]
   text = lambda status: f'of {len(found)} run' if status == 'run' else status
   return ', '.join(f'{count} {text(status)}' for status, count in counts.items())
 
