@@ -33,7 +33,8 @@ def parts(config: ConfigDict, axis_name: str | None = None) -> tuple[Method, Cal
 
   @jax.jit
   def init(seed):
-    params, batch_stats, extra = method.init(jax.random.key(seed), jnp.zeros((2, 32, 32, 3)))
+    images = jnp.zeros((2, config.data.image_size, config.data.image_size, 3))
+    params, batch_stats, extra = method.init(jax.random.key(seed), images)
     return State(jnp.zeros((), jnp.int32), params, batch_stats, extra, optimizer.init(params))
 
   training = modality_of(config).views(config, on_device=True).training

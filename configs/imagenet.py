@@ -89,6 +89,17 @@ BYOL = {
   'augment_other': dict(blur=0.1, solarize=0.2),
   'optimizer': dict(scaling='linear', learning_rate=0.2),
 }
+# Barlow Twins, and with its views and optimizer the other methods of DySTreSS Table 8.
+REDUNDANCY = {
+  **BYOL,
+  'method': dict(name='redundancy'),
+  'optimizer': dict(scaling='linear', learning_rate=0.2, weight_decay=1.5e-6),
+}
+
+
+def _head(*features):
+  return dict(name='barlow_twins', features=features)
+
 
 VARIANTS = {
   # DySTreSS, Tables 1 and 2; `shifted` is DySTreSS* (shift -0.4, scale 0.7); `kukleva` is in Table 5.
@@ -109,11 +120,9 @@ VARIANTS = {
     'optimizer': dict(scaling='linear', learning_rate=0.45),
   },
   'barlow_twins': {
-    **BYOL,
-    'method': dict(name='redundancy'),
+    **REDUNDANCY,
     'projector': dict(name='barlow_twins'),
     'loss': dict(name='barlow_twins', lam=0.005),
-    'optimizer': dict(scaling='linear', learning_rate=0.2, weight_decay=1.5e-6),
   },
   'vicreg': {
     **BYOL,
@@ -121,6 +130,15 @@ VARIANTS = {
     'projector': dict(name='vicreg'),
     'loss': dict(name='vicreg', variance=12.5),
   },
+  # Zhang et al. 2022 (twice) and Ermolov et al. 2021, with the widths of Table 8, except W-MSE: the 128 images of a
+  # batch cannot whiten the 256 features that the table prints; solo-learn, whose numbers the table repeats, has 64.
+  'zero_icl': {**REDUNDANCY, 'projector': _head(2048, 2048, 256), 'loss': dict(name='zero_cl', kind='instance')},
+  'zero_fcl': {**REDUNDANCY, 'projector': _head(2048, 2048, 2048), 'loss': dict(name='zero_cl', kind='feature')},
+  'zero_cl': {**REDUNDANCY, 'projector': _head(2048, 2048, 2048), 'loss': dict(name='zero_cl')},
+  'w_mse': {**REDUNDANCY, 'projector': _head(1024, 64), 'loss': dict(name='w_mse')},
+  'arb': {**REDUNDANCY, 'projector': _head(2048, 2048, 2048), 'loss': dict(name='arb')},
+  # DySTreSS Table 8; with any of the above.
+  'epochs400': {'epochs': 400, 'batch_size': 128},
   # Combine with multi_crop: Caron et al. 2020 at batch 256, and Caron et al. 2021 for a ResNet-50. The latter blurs
   # half of the small crops; ours blurs them like the first view.
   'swav': {

@@ -24,6 +24,8 @@ WANG_LIU = {
 VARIANTS = {
   **imagenet.VARIANTS,
   'any_folder': {'data.source': 'folder', 'data.classes': '', 'data.name': 'folder'},
+  # All images on the device, from a cache that the first run decodes: the center square of each, at 256 pixels.
+  'on_device': {'data.on_device': 'yes', 'data.stored_size': 256, 'data.cache': '~/.cache/ssl_jax/images'},
   # CACR C.2: half the batch size for MoCo v2.
   **{
     name: {**recipe, 'batch_size': 128}

@@ -37,7 +37,7 @@ SECTIONS = {
 SHOWN_IN = {
   **dict.fromkeys(('imbalance',), 'data'),
   **dict.fromkeys(('views', 'augment', 'augment_other'), 'views'),
-  **dict.fromkeys(('model', 'projector', 'method', 'loss', 'temperature', 'init'), 'model'),
+  **dict.fromkeys(('model', 'projector', 'method', 'loss', 'temperature', 'init', 'fork'), 'model'),
 }
 TITLES = {'': 'Run', 'views': 'Views', 'model': 'What is trained'}
 
@@ -68,6 +68,7 @@ def write_all() -> None:
     'recipes.md': recipes(),
     'names.md': names(),
     'results.md': result_sections(),
+    'reproduce.md': reproduced(),
     **api_pages(),
     **copied_pages(),
   }
@@ -253,7 +254,7 @@ def names() -> str:
       lines.append(f'| `{name}` | {_cell(", ".join(f"`{text}`" for text in shown)) or "none"} |')
     return '\n'.join(lines)
 
-  common = tuple(methods.Method.__dataclass_fields__)
+  common = methods.Method.GIVEN
   given = ('pos', 'neg', 'where', 'view_pairs', 'axis_name', 'temperature', 'z1', 'z2')
   other = {name: loss for kind in methods.METHODS.values() for name, loss in kind.accepts.items()}
   other = {name: loss for name, loss in other.items() if name not in losses.CONTRASTIVE}
@@ -361,6 +362,13 @@ def result_sections() -> str:
     block.append(f'[Full table, findings and commands](_generated/experiments/{name}.md)')
     parts.append('\n\n'.join(block))
   return '\n\n'.join(parts) + '\n'
+
+
+def reproduced() -> str:
+  """Every table and figure of the papers, with its command and status."""
+  from experiments import papers
+
+  return papers.markdown()
 
 
 # Figures

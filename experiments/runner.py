@@ -1,6 +1,7 @@
 """Runs what a paper's table still lacks, and records what came out.
 
   python -m experiments.dystress.sweep --budget-minutes=25   # missing runs, most important first, for 25 minutes
+  python -m experiments.dystress.sweep --of='Table 9'         # the runs of one table or figure
   python -m experiments.dystress.sweep --list                # what is done, what is missing, and each run's command
   python -m experiments.dystress.sweep --table               # results.jsonl -> the table and its figure in README.md
 
@@ -11,6 +12,7 @@ every metric at the last epoch. An interrupted sweep stops its runs, which save 
 import argparse
 import dataclasses
 import datetime
+import importlib.metadata
 import json
 import math
 import os
@@ -55,7 +57,8 @@ def estimate(sweep: Sweep, row: Row, seed: int, finished: Mapping, device: str, 
   epochs = sweep.resolve(row, seed)['epochs']
   names = {other.name for other in sweep.rows if other.config == row.config}
   alike = [r for (name, _), r in finished.items() if name in names and r['device'] == device]
-  times = [r['wall_seconds'] / 60 / slowdown(r['side_by_side']) * epochs / r['epochs'] for r in alike]
+  share = lambda r: epochs / r['epochs'] if r['epochs'] else 1.0  # without training, epochs do not matter
+  times = [r['wall_seconds'] / 60 / slowdown(r['side_by_side']) * share(r) for r in alike]
   done = max((r.get('epoch', 0.0) for r in metric_log.read(runs / f'{row.name}_seed{seed}')), default=0.0)
   # What is left of an interrupted run; it has to start and evaluate in any case.
   return (statistics.mean(times) if times else row.minutes) * max(1 - done / epochs, 0.2)
@@ -80,6 +83,11 @@ def device_here() -> str:
     return '1 x cpu'
   names = answer.stdout.splitlines()
   return f'{len(names)} x {names[0]}' if names else '1 x cpu'
+
+
+def untrained() -> dict:
+  """The summary of a run that only evaluates."""
+  return {'steps': 0, 'device': device_here(), 'jax': importlib.metadata.version('jax'), 'peak_memory_gib': None}
 
 
 def commit_here() -> str:
@@ -124,9 +132,9 @@ class Child:
       lines = [line for line in (self.workdir / 'log.txt').read_text(errors='replace').splitlines() if line.strip()]
       raise ValueError(lines[-1] if lines else f'exit status {self.process.returncode}')
     load = lambda name: json.loads((self.workdir / f'{name}.json').read_text())
-    config, summary = load('config'), load('summary')
-    name = metric_log.evaluation_name(config['eval']['data']['name'])  # Table 5 of CACR: on another set
-    evaluation = load(name)
+    config = load('config')
+    name = metric_log.evaluation_name(config['eval']['data']['name'])  # CACR's Table 5 evaluates on another set
+    evaluation, summary = load(name), load('summary') if self.row.mode == 'train' else untrained()
     if evaluation['step'] != summary['steps']:
       raise ValueError(f'{name}.json is of step {evaluation["step"]}, but the last step is {summary["steps"]}')
     config['data']['path'] = ''
@@ -278,12 +286,15 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
   parser.add_argument('--budget-minutes', dest='budget', type=float, default=math.inf, help=late)
   parser.add_argument('--side-by-side', type=int, default=1, help='number of runs at once (2 or 3 with NVIDIA MPS)')
   parser.add_argument('--only', type=names, default=(), help='names of rows, separated by commas, in this order')
+  parser.add_argument('--of', default='', help="the rows of a table or figure of the paper, such as 'Table 3'")
   parser.add_argument('--seeds', type=int, default=0, help='smallest number of seeds per row')
   parser.add_argument('--runs', type=pathlib.Path, default=pathlib.Path('runs') / folder.name, help='the workdirs')
   parser.add_argument('--commit', default='', help='commit of the code, for a copy without git')
   chosen = vars(parser.parse_args(arguments))
-  listing, writing, failed = chosen.pop('list'), chosen.pop('table'), []
+  listing, writing, item, failed = chosen.pop('list'), chosen.pop('table'), chosen.pop('of'), []
   try:
+    if item:
+      chosen['only'] = [*chosen['only'], *(row.name for row in sweep.of(item))]
     if listing:
       return describe(sweep, folder, chosen)
     if not writing:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from configs import base
 from ssl_jax import config
+from ssl_jax.registry import nearest
 
 MARKS = ('<!-- table -->', '<!-- end of table -->')
 
@@ -69,9 +70,14 @@ class Sweep:
 
   def overrides(self, row: Row, seed: int) -> list[str]:
     """The overrides of a run's config, as key=value."""
-    changes = {'seed': seed, **self.common, **row.changes, 'eval.at_end': True}
+    changes = {'seed': seed, **self.common, **row.changes}
+    if row.mode == 'train':
+      changes['eval.at_end'] = True
     texts = [f'{key}={value if isinstance(value, str) else repr(value)}' for key, value in changes.items()]
-    return [*texts, f'log.every_steps={max(1, self.images // config.load(row.config, texts).batch_size)}']
+    if row.mode != 'train':
+      return texts
+    per_epoch = (row.images or self.images) // config.load(row.config, texts).batch_size
+    return [*texts, f'log.every_steps={max(1, per_epoch)}']
 
   def resolve(self, row: Row, seed: int) -> dict:
     """The whole config of a run. Raises if it is not valid."""
@@ -82,7 +88,16 @@ class Sweep:
   def command(self, row: Row, seed: int, runs: pathlib.Path) -> list[str]:
     """The command line of a run whose workdir is in `runs`."""
     flags = [f'--config.{text}' for text in self.overrides(row, seed)]
-    return ['python', 'main.py', f'--config={row.config}', f'--workdir={runs / f"{row.name}_seed{seed}"}', *flags]
+    mode = [] if row.mode == 'train' else [f'--mode={row.mode}']
+    workdir = runs / f'{row.name}_seed{seed}'
+    return ['python', 'main.py', *mode, f'--config={row.config}', f'--workdir={workdir}', *flags]
+
+  def of(self, item: str) -> list[Row]:
+    """The rows of a table or figure of the paper, such as 'Table 3'."""
+    if found := [row for row in self.rows if item in row.shows]:
+      return found
+    known = sorted({name for row in self.rows for name in row.shows})
+    raise ValueError(f'--of={item!r} is not a table or figure of this sweep: {nearest(item, known)}')
 
 
 # Results
@@ -164,15 +179,17 @@ def markdown(sweep: Sweep, finished: Mapping, name: str) -> str:
     cells = [f'{row.title} ({row.note})' if row.note else row.title]
     for column, both in zip(sweep.columns, compared, strict=True):
       cells += _cells(column, row.published.get(column.metric), column.values(results), both)
-    lines.append([*cells, str(len(results)), f'`{" ".join([row.config, *_flags(row.changes)])}`'])
+    mode = [] if row.mode == 'train' else [f'--mode={row.mode}']
+    lines.append([*cells, str(len(results)), f'`{" ".join([row.config, *mode, *flags(row.changes)])}`'])
   text = f'{sweep.protocol}\n\n' + ''.join(f'| {" | ".join(line)} |\n' for line in lines)
   text += '\n![Published and measured here](results.svg)\n' if comparable(sweep, finished) else ''
-  text += f'\nAll rows also use `{" ".join(_flags(sweep.common))}`.\n' if sweep.common else ''
+  text += f'\nAll rows also use `{" ".join(flags(sweep.common))}`.\n' if sweep.common else ''
   command = f'python -m experiments.{name}.sweep --list'
   return text + (f'\nFurther rows not run yet: {waiting}. `{command}` lists them.\n' if waiting else '')
 
 
-def _flags(changes: Mapping) -> list[str]:
+def flags(changes: Mapping) -> list[str]:
+  """Changes of a config as flags of main.py, without spaces."""
   return [f'--config.{key}={value}'.replace(' ', '') for key, value in changes.items()]
 
 

@@ -72,6 +72,7 @@ RULES: dict[str, Rule] = {
   'data.stored_size': _from(0, 4096),
   'data.tokens': _from(3, 2**16),
   'data.workers': _from(0, 256),
+  'data.shuffle_window': _from(0, _STEPS),
   'optimizer.learning_rate': _above(0, _RATE),
   'optimizer.momentum': _SHARE,
   'optimizer.betas': (
@@ -93,6 +94,7 @@ RULES: dict[str, Rule] = {
   'checkpoint.every_minutes': _above(0, _COUNT),
   'checkpoint.every_steps': _from(0, _STEPS),
   'checkpoint.keep': _from(1, _COUNT),
+  'checkpoint.keep_every': _from(0, _STEPS),
   'log.every_steps': _from(1, _STEPS),
   'eval.every_epochs': _from(0, _STEPS),
   'eval.crop': (lambda x: 0.1 <= x <= 1, 'from 0.1 to 1: a share of the shorter side'),
@@ -106,24 +108,33 @@ RULES: dict[str, Rule] = {
     lambda s: 0 < len(s) <= 100 and all(is_whole(x) and 0 <= x < SEEDS for x in s),
     f'whole numbers from 0 to {SEEDS - 1}, such as (0,)',
   ),
+  'eval.finetune_learning_rate': _above(0, _RATE),
+  'eval.class_weights': (
+    lambda w: all(in_float32(x) and 0 < x <= _RATE for x in w),
+    'positive numbers, one per class, such as (1.0, 2.45), or () for weights inverse to the size of a class',
+  ),
   'eval.views': _from(2, 64),
   'eval.view_images': _from(2, _STEPS),
 }
 
 # Keys that may change when a run is resumed, because they do not change what it computes.
 HARMLESS = (
-  *('deterministic', 'data.path', 'data.workers', 'data.broken', 'model.remat', 'method.block'),
+  *('deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache', 'model.remat', 'method.block'),
   *('parallel', 'checkpoint', 'log', 'eval'),
 )
 
 # Keys that are younger than some recorded runs, with what those runs did.
 LATER = {
   'init': '',
+  'fork': '',
   'deterministic': False,
   'data.held_out': 0.0,
   'data.stored_size': 0,
+  'data.cache': '',
   'data.tokens': 32,
   'data.vocabulary': '',
+  'data.columns': '',
+  'data.shuffle_window': 0,
   'optimizer.clip': 0.0,
   'eval.cap_k': False,
   'optimizer.fixed_predictor': False,
@@ -350,6 +361,8 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
   for key, value in flat.items():
     if not all(isinstance(x, str | int | float | None) for x in _leaves(value)):
       raise ValueError(f'{key} = {show(value)} must be a number, a text or a tuple of them, which config.json can hold')
+  named = lambda fork: not fork or re.fullmatch(r'.+@\d{1,10}', fork)
+  require('fork', config.fork, named, "RUNDIR@STEP, such as runs/cifar10@3900, or '' for a run of its own")
   size = config.data.image_size
   stored = lambda pixels: pixels == 0 or pixels >= size
   require('data.stored_size', config.data.stored_size, stored, f'0 or at least data.image_size = {size}')
@@ -406,10 +419,13 @@ def _validate_keys(config: ConfigDict, base: ConfigDict, prefix: str) -> None:
       config[key] = _same_type(prefix + key, config[key], default)
 
 
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-  """The first key in which two runs differ in more than harmless ways, as one line; None if they are the same run."""
+def difference(old: Mapping[str, Any], new: Mapping[str, Any], among: Sequence[str] = ()) -> str | None:
+  """The first key in which two runs differ in more than harmless ways, as one line; None if they are the same run.
+
+  With `among`, only these keys and sections are compared.
+  """
   before, after = flatten(upgrade(old)), flatten(upgrade(new))
   for key in sorted(before.keys() | after.keys()):
-    if not _within(key, HARMLESS) and before.get(key) != after.get(key):
+    if not _within(key, HARMLESS) and (not among or _within(key, among)) and before.get(key) != after.get(key):
       return f'{key} = {show(after.get(key))} here, {show(before.get(key))} there'
   return None

@@ -27,7 +27,7 @@ from ssl_jax.run.builder import Run
 from ssl_jax.run.devices import AXIS
 from ssl_jax.run.state import State
 from ssl_jax.run.update import make_update, scan_update
-from ssl_jax.workdir import files, metric_log, progress
+from ssl_jax.workdir import files, fork, metric_log, progress
 from ssl_jax.workdir.checkpoints import Checkpoints
 
 AGREE_EVERY = 10  # single steps between the points at which several processes agree to stop or to save
@@ -48,18 +48,25 @@ def train(config: ConfigDict, workdir: str) -> dict:
   """Trains the run of `config` in `workdir`, from the last checkpoint if there is one. Returns the summary."""
   start = time.monotonic()
   eval_settings.check(config.eval)
-  run = builder.build(config, resumed=files.saved(workdir))
+  parent = fork.parent_of(config, workdir)
+  run = builder.build(config, resumed=files.saved(workdir) or parent is not None)
   during = bool(config.eval.k or run.online_probe or config.eval.sts)  # evaluations during training
   evaluator = evaluator_of(run) if during or config.eval.at_end else None
+  state = run.initial_state()
   with contextlib.ExitStack() as stack:
     if not run.on_device:  # the workers' batches are shared memory in reference cycles: Python warns at exit otherwise
       stack.callback(gc.collect)
+    if parent:
+      stack.callback(parent.close)
+      parent.check(run, state)
     stack.enter_context(files.locked(workdir))
     workdir = files.check(workdir, run.identity, trains=True)
     files.claim(workdir, config.to_dict())
-    checkpoints = Checkpoints(workdir, run.identity, config.checkpoint.keep)
+    keep = config.checkpoint
+    checkpoints = Checkpoints(workdir, run.identity, keep.keep, keep_every=keep.keep_every)
     stack.callback(checkpoints.close)
-    state = run.initial_state()
+    if parent:
+      parent.hand_over(checkpoints, workdir, state)
     if checkpoints.latest() is not None:
       state = checkpoints.restore(state)
     first, start = int(state.step), start - checkpoints.seconds()
@@ -70,7 +77,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     stack.callback(log.close)
     display = progress.create(first, run.total_steps)
     stack.callback(display.close)
-    display.say(_opening(run, workdir, first))
+    display.say(_opening(run, workdir, first, forked=parent is not None))
     stop = stack.enter_context(_stop_requests())
     loop = Loop(run, evaluator if during else None, checkpoints, log, display, stop, start)
     state, results = loop.run_from(state)
@@ -80,6 +87,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     'steps': run.total_steps,
     'seconds': round(time.monotonic() - start, 1),
     'deterministic': config.deterministic,
+    **({'fork': config.fork} if config.fork else {}),
     **_machine(run),
   }
   if config.data.broken == 'skip':
@@ -150,8 +158,8 @@ class Loop:
     return bool(every) and step_in_epoch == 0 and epoch % every == 0
 
   def _steps_due(self, step: int, count: int) -> bool:
-    every = self.run.config.checkpoint.every_steps
-    return bool(every) and step // every > (step - count) // every
+    due = self.run.config.checkpoint
+    return any(every and step // every > (step - count) // every for every in (due.every_steps, due.keep_every))
 
   def _minutes_due(self) -> bool:
     return time.monotonic() - self.saved_at > 60 * self.run.config.checkpoint.every_minutes
@@ -339,9 +347,11 @@ def _machine(run: Run) -> dict:
   }
 
 
-def _opening(run: Run, workdir: pathlib.Path, first: int) -> str:
+def _opening(run: Run, workdir: pathlib.Path, first: int, forked: bool) -> str:
   config, kind = run.config, run.devices.devices[0].device_kind
-  start = f'resumes at step {first}' if first else f'starts from {config.init}' if run.initial_weights else 'starts'
+  start = f'starts from {config.init}' if run.initial_weights else 'starts'
+  if first:
+    start = f'forks {config.fork}' if forked else f'resumes at step {first}'
   return (
     f'{config.method.name}, {config.model.name}, {config.data.name} ({len(run.train):,} {run.modality.name}): '
     f'{run.total_steps:,} steps of {config.batch_size} on {len(run.devices.devices)} x {kind}; {start} in {workdir}'

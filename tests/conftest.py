@@ -25,7 +25,16 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 # The longest first (`make test` keeps this order), so that no file is left to one worker while the other has none.
-LONGEST = ('test_training', 'test_parallel', 'test_train', 'test_state', 'test_evaluate', 'test_resume', 'test_main')
+LONGEST = (
+  'test_reproduce',
+  'test_training',
+  'test_parallel',
+  'test_train',
+  'test_state',
+  'test_blocks',
+  'test_evaluate',
+  'test_resume',
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -157,7 +157,7 @@ def _parameters(rng: random.Random, section: str, entry: Callable) -> list[tuple
   changes = []
   for key, parameter in arguments(entry).items():
     needed = parameter.default is inspect.Parameter.empty
-    if key in GIVEN or key in methods.Method.__dataclass_fields__ or rng.random() > (0.9 if needed else 0.2):
+    if key in GIVEN or key in methods.Method.GIVEN or rng.random() > (0.9 if needed else 0.2):
       continue
     typical = (
       {int: 2, float: 0.5, str: 'x', bool: False}.get(parameter.annotation, 0.5) if needed else parameter.default

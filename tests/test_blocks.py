@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from ssl_jax import losses, pairs, temperature
@@ -107,6 +108,7 @@ class SameTest(chex.TestCase):
     block=st.integers(1, 40),
     similarity=st.sampled_from(['cosine', 'dot', 'euclidean']),
   )
+  @pytest.mark.slow
   def test_any_size_of_batch_and_block(self, views, batch, block, similarity):
     def values(z, block):
       pos, neg, where = pairs.in_batch(*z, similarity=similarity, block=block)

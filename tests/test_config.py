@@ -24,6 +24,7 @@ def test_every_config_and_variant_is_valid(path):
 
 
 @pytest.mark.parametrize('path', ('configs/imagenet100.py', 'configs/stl10.py'))
+@pytest.mark.slow
 def test_every_recipe_of_large_images_makes_a_network(path):
   for variant in importlib.import_module(path.removesuffix('.py').replace('/', '.')).VARIANTS:
     chosen = config.load(f'{path}:{variant}')
@@ -184,7 +185,7 @@ def test_which_keys_may_change_in_a_resumed_run():
   flat |= {'model.remat': True, 'method.block': 64}
   name = lambda key: key if key.startswith(('data.', 'model.', 'method.')) else key.partition('.')[0]
   free = [key for key in flat if config.difference(flat, flat | {key: 'changed'}) is None]
-  harmless = {'deterministic', 'data.path', 'data.workers', 'data.broken', 'model.remat', 'method.block'}
+  harmless = {'deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache', 'model.remat', 'method.block'}
   harmless |= {'parallel', 'checkpoint', 'log', 'eval'}
   assert {name(key) for key in free} == harmless
   assert not {name(key) for key in flat.keys() - set(free)} & harmless

@@ -44,6 +44,20 @@ def test_values_survive_the_round_trip_to_the_devices(kind, count):
 
 
 @pytest.mark.parametrize('kind', ['pmap', 'shard_map'])
+def test_a_large_array_is_copied_in_parts(kind, monkeypatch):
+  images = np.random.default_rng(0).integers(0, 256, (11, 4, 4, 3), np.uint8)
+  monkeypatch.setattr(devices, 'LARGEST_COPY', 3 * images[0].nbytes)
+  sent, put = [], jax.device_put
+  monkeypatch.setattr(jax, 'device_put', lambda x, device: sent.append(x.nbytes) or put(x, device))
+  chosen = Devices.choose(kind, 2)
+  placed = chosen.replicate(images)
+  assert max(sent) <= devices.LARGEST_COPY and sum(sent) == 2 * images.nbytes
+  np.testing.assert_array_equal(chosen.unreplicate(placed), images)
+  taken = chosen.map(lambda images, k: images[k], replicated=1, out='sharded')(placed, chosen.shard(np.arange(4)))
+  np.testing.assert_array_equal(chosen.unshard(taken), images[:4])
+
+
+@pytest.mark.parametrize('kind', ['pmap', 'shard_map'])
 def test_donated_buffers_are_reused(kind):
   devices = Devices.choose(kind, 2)
   state = devices.replicate(np.zeros(4, np.float32))

@@ -35,11 +35,10 @@ def reference(tmp_path_factory):
   ('kind', 'devices', 'scan'),
   [
     ('pmap', 2, 1),
-    ('shard_map', 4, 1),
     *(
-      pytest.param(*rest, marks=pytest.mark.slow) for rest in [('pmap', 4, 1), ('shard_map', 1, 1), ('shard_map', 2, 1)]
+      pytest.param(*rest, marks=pytest.mark.slow)
+      for rest in [('pmap', 4, 1), ('pmap', 4, 4), ('shard_map', 1, 1), ('shard_map', 2, 1), ('shard_map', 4, 1)]
     ),
-    pytest.param('pmap', 4, 4, marks=pytest.mark.slow),
   ],
 )
 def test_the_same_curve_on_any_devices(reference, kind, devices, scan, tmp_path):
@@ -63,7 +62,7 @@ def test_repeated_run_is_bit_identical(reference, tmp_path):
   chex.assert_trees_all_equal(other, state)
 
 
-@pytest.mark.parametrize('stop_at', [1, 7, 19])
+@pytest.mark.parametrize('stop_at', [7, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 19))])
 def test_interrupted_and_resumed_is_bit_identical(reference, stop_at, tmp_path):
   _, summary, losses, state = reference
   chosen = tiny(tmp_path)
@@ -79,6 +78,7 @@ def test_interrupted_and_resumed_is_bit_identical(reference, stop_at, tmp_path):
   chex.assert_trees_all_equal(other, state)
 
 
+@pytest.mark.slow
 def test_a_stop_in_the_last_step_leaves_the_evaluation_to_the_next_call(tmp_path, monkeypatch):
   chosen = tiny(tmp_path, **{'steps': 2, 'eval.at_end': True})
   evaluated = []
@@ -123,6 +123,7 @@ def test_killed_and_resumed_is_bit_identical(reference, tmp_path, monkeypatch):
   chex.assert_trees_all_equal(other, state)
 
 
+@pytest.mark.slow
 def test_checkpoints_do_not_split_calls(tmp_path, monkeypatch):
   """Each length is compiled separately: with 8 steps per epoch and 4 per call, 4, 3, 1, ... would be three programs."""
   saved, lengths = [], []
@@ -204,6 +205,7 @@ def test_a_run_does_not_resume_with_other_images(tmp_path):
     train.train(chosen, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_a_workdir_without_a_checkpoint_is_free(tmp_path):
   with pytest.raises(train.Diverged, match='there is no checkpoint yet'):
     train.train(tiny(tmp_path, **DIVERGES), tmp_path / 'run')
@@ -292,6 +294,7 @@ def test_the_metrics_of_older_runs_are_read_under_their_present_names(tmp_path):
   assert metric_log.read(tmp_path) == [expected | {'backbone/tolerance': 0.3}]
 
 
+@pytest.mark.slow
 def test_an_older_run_resumes_within_a_row(tmp_path, monkeypatch):
   """The steps since the last row are in the checkpoint, with the metrics under their old names."""
   chosen = tiny(tmp_path, steps=4, **{'log.every_steps': 4, 'eval.k': ()})
@@ -343,6 +346,7 @@ def test_a_run_that_diverges_stops_and_names_the_last_good_checkpoint(tmp_path):
   checkpoints.close()
 
 
+@pytest.mark.slow
 def test_host_batches_train_and_resume(tmp_path):
   changes = {'data.on_device': 'no', 'steps': 6, 'eval.k': ()}
   whole, parts = tiny(tmp_path, **changes), tiny(tmp_path, **changes, **{'parallel.devices': 2})

@@ -1,6 +1,7 @@
-"""The balanced contrastive loss (Lee 2025) on CIFAR-10: Table 4 and Figure 5.
+"""The balanced contrastive loss (Lee 2025) on CIFAR-10: Table 4, Figures 5 and 6, and what it measures on ImageNet.
 
 python -m experiments.balanced.sweep --budget-minutes=25
+python -m experiments.balanced.figures
 """
 
 import dataclasses
@@ -16,7 +17,12 @@ LOSSES = {'balanced': 'balanced', 'generalized_nt_xent': 'generalised NT-Xent'}
 # Figure 5 prints no numbers.
 PUBLISHED = {('balanced', 2, 4): {'knn1': 80.32, 'linear': 86.08, 'finetune': 86.08}}
 REQUIRED = (('balanced', 2, 4), ('balanced', 4, 2), ('balanced', 1, 1), ('generalized_nt_xent', 2, 2))
-GRID = [(loss, *pair) for loss in LOSSES for pair in itertools.product((1, 2, 4, 8), repeat=2)]
+VALUES = (1, 2, 4, 8)  # of α and λ
+GRID = [(loss, *pair) for loss in LOSSES for pair in itertools.product(VALUES, repeat=2)]
+# NT-Xent with the paper's temperature of ImageNet, for what it measures there (Tables 1, 2 and 5, Figure 3).
+NT_XENT = {'loss.name': 'info_nce', 'temperature.name': 'constant', 'temperature.tau': 0.5}
+GAPS = ('projector/attracting_gap', 'projector/repelling_gap')
+SUBSET = 12_406  # images of CIFAR-10-LT
 
 
 def cell(loss: str, alpha: int, lam: int) -> Row:
@@ -30,6 +36,7 @@ def cell(loss: str, alpha: int, lam: int) -> Row:
     minutes=6,
     note='published: ± 0.32 and ± 0.07 over 5 runs' if (loss, alpha, lam) in PUBLISHED else '',
     further=(loss, alpha, lam) not in REQUIRED,
+    shows=('Table 4', 'Figure 5') if (loss, alpha, lam) in PUBLISHED else ('Figure 5',),
   )
 
 
@@ -38,9 +45,50 @@ def cosine(name: str, title: str, changes: dict, choice: tuple[str, int, int] = 
   printed = cell(*choice)
   names = dict(name=f'{printed.name}_cosine{name}', title=f'{printed.title}, cosine schedule{title}')
   changes = {**printed.changes, 'optimizer.schedule': 'cosine', **changes}
-  return dataclasses.replace(printed, **names, changes=changes, seeds=(0,), note='', further=True)
+  shows = tuple(item for item in printed.shows if item == 'Table 4')
+  return dataclasses.replace(printed, **names, changes=changes, seeds=(0,), note='', further=True, shows=shows)
 
 
+def bounds() -> Row:
+  """Figure 6: ten views besides the query, every ten epochs, all test images; the bank is the training images."""
+  changes = {'eval.every_epochs': 10, 'eval.measures': True, 'eval.views': 11, 'eval.view_images': 10_000}
+  row = cell('balanced', 2, 4)
+  names = dict(name='bounds', title=f'{row.title}, gaps of the bounds every 10 epochs', note='')
+  shown = dict(published={}, seeds=(0,), minutes=12, further=True, shows=('Figure 6',), history=GAPS)
+  return dataclasses.replace(row, **names, changes={**row.changes, **changes}, **shown)
+
+
+def nt_xent(name: str, title: str, changes: dict, *items: str) -> Row:
+  names = (f'nt_xent{name}', f'NT-Xent, τ = 0.5{title}', CONFIG)
+  return Row(*names, {**NT_XENT, **changes}, minutes=6, further=True, shows=items)
+
+
+def on_subset(row: Row, rule: str, item: str) -> Row:
+  """The same on 12,406 images, in classes of equal size or with a long tail."""
+  imbalance = {'long_tail': {'imbalance.name': 'exponential_tail', 'imbalance.ratio': 0.01}}
+  imbalance['uniform'] = {'imbalance.name': 'uniform', 'imbalance.total': SUBSET}
+  title = f'{row.title}, {rule.replace("_", "-")} classes, 12,406 images'
+  names = dict(name=f'{row.name}_{rule}', title=title, changes={**row.changes, **imbalance[rule]}, minutes=3)
+  return dataclasses.replace(row, **names, further=True, shows=(item,), images=SUBSET)
+
+
+# On CIFAR-10, the experiments that the paper makes on ImageNet (experiments/balanced_imagenet).
+INSTEAD = (
+  nt_xent('', '', {}, 'Table 1', 'Figure 3'),
+  nt_xent('_dot', ', dot product, not normalised', {'method.similarity': 'dot'}, 'Table 1'),
+  nt_xent('_euclidean', ', negative distance, not normalised', {'method.similarity': 'euclidean'}, 'Table 1'),
+  *(on_subset(nt_xent('', '', {}), rule, 'Table 2') for rule in ('uniform', 'long_tail')),
+  *(on_subset(cell('balanced', 2, 1), rule, 'Table 5') for rule in ('uniform', 'long_tail')),
+  *(
+    nt_xent(f'_{name}', f', {title}', {'augment.name': f'balanced_cifar_{name}'}, 'Figure 3')
+    for name, title in (
+      ('no_color', 'without colour distortion'),
+      ('cutout', 'with cutout'),
+      ('rotation', 'with rotation'),
+      ('noise', 'with noise'),
+    )
+  ),
+)
 SWEEP = Sweep(
   title='Understanding Self-supervised Contrastive Learning through Supervised Objectives (Lee 2025), CIFAR-10',
   protocol=(
@@ -69,6 +117,8 @@ SWEEP = Sweep(
     # Batch norm per view.
     cosine('_views_apart', ', views encoded separately', {'method.views_apart': True}),
     *(cell(*choice) for choice in GRID if choice not in REQUIRED),
+    bounds(),
+    *INSTEAD,
   ),
 )
 

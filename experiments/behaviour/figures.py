@@ -1,21 +1,23 @@
-"""Figures 4 to 9 of Wang & Liu 2021 from results.jsonl, with the rows that have been run.
+"""Figures 4 to 9 of Wang & Liu 2021 and those of the supplement from results.jsonl, with the rows that have been run.
 
   python -m experiments.behaviour.figures
 
-writes accuracy.svg (Fig. 9), uniformity.svg (Fig. 4 and 6) and tolerance.svg (Fig. 5 and 7) against the temperature,
-separation.svg (Fig. 8) and similarities.svg beside this file, and lists the rows that are missing.
+writes for each data set accuracy.svg (Fig. 9), uniformity.svg (Fig. 4 and 6) and tolerance.svg (Fig. 5 and 7) against
+the temperature, separation.svg (Fig. 8; supplement, Fig. 1 to 7) and similarities.svg beside this file, and lists the
+rows that are missing. Names of files end with the data set, CIFAR-10 excepted: accuracy_svhn.svg.
 """
 
 import pathlib
 import statistics
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import tables
-from experiments.behaviour.sweep import SWEEP, TAUS
+from experiments.behaviour.sweep import DATA, SWEEP, TAUS, Data
 from ssl_jax.reporting.figures import COLOURS, INK, MARKS, style, svg
 
 FOLDER = pathlib.Path(__file__).parent
@@ -25,22 +27,23 @@ Results = Mapping[str, Sequence[Mapping]]  # {row name: its results, one per see
 
 
 @style()
-def against_temperature(column: tables.Column, results: Results) -> Figure:
+def against_temperature(column: tables.Column, results: Results, data: Data = DATA[0]) -> Figure:
   """One measure of the ordinary and the hard loss against τ: ours, and the paper's where it is printed."""
   figure = Figure(figsize=(4.9, 3.4), layout='constrained')
   axis = figure.subplots()
   rows = {row.name: row for row in SWEEP.rows}
   for colour, mark, loss in zip(COLOURS, MARKS, ('contrastive', 'hard'), strict=False):
-    here = [(tau, column.values(results.get(f'{loss}_{tau}', ()))) for tau in TAUS]
+    names = {tau: f'{data.prefix}{loss}_{tau}' for tau in TAUS}
+    here = [(tau, column.values(results.get(name, ()))) for tau, name in names.items()]
     here = [(tau, statistics.mean(values)) for tau, values in here if values]
-    there = [(tau, rows[f'{loss}_{tau}'].published.get(column.metric)) for tau in TAUS]
-    there = [(tau, value) for tau, value in there if value is not None]
+    there = [(tau, rows[name].published.get(column.metric)) for tau, name in names.items()]
+    there = [(tau, np.mean(value)) for tau, value in there if value is not None]
     common = dict(color=colour, marker=mark, markersize=5)
     axis.plot(*zip(*there, strict=True), linestyle=':', markerfacecolor='none', label=f'{loss}, the paper', **common)
     if here:
       axis.plot(*zip(*here, strict=True), label=f'{loss}, here', **common)
   for colour, name in ((COLOURS[3], 'simple'), (COLOURS[4], 'hard_simple')):
-    if values := column.values(results.get(name, ())):
+    if values := column.values(results.get(f'{data.prefix}{name}', ())):
       label = f'{name.replace("_", " ")}, here'
       axis.axhline(statistics.mean(values), color=colour, linestyle='--', linewidth=1.2, label=label)
   axis.set(xlabel='temperature τ', ylabel=column.title)
@@ -52,13 +55,13 @@ def _panels(results: Results) -> tuple[Figure, list[tuple]]:
   """One panel per row, with the curves of its first seed."""
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
-  figure = Figure(figsize=(2.4 * columns, 2.1 * lines), layout='constrained')
+  figure = Figure(figsize=(max(2.4 * columns, 3.6), 2.1 * lines), layout='constrained')
   axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
   for axis in axes[len(results) :]:
     axis.set_visible(False)
   titles = {row.name: row.title for row in SWEEP.rows}
   for axis, name in zip(axes, results, strict=False):
-    axis.set_title(titles[name], fontsize=9)
+    axis.set_title(textwrap.fill(titles[name], 30), fontsize=9)
   return figure, [(axis, found[0]['curves']) for axis, found in zip(axes, results.values(), strict=False)]
 
 
@@ -92,6 +95,19 @@ def similarities(results: Results) -> Figure:
   return figure
 
 
+def of_data(data: Data, found: Results) -> dict[str, Figure]:
+  """{name: figure} of a data set, with the losses of the paper and the limit of small temperatures."""
+  losses = ('contrastive', 'hard', 'simple', 'triplet')
+  others = tuple(other.prefix for other in DATA if other.name)
+  own = lambda name: name.startswith(data.prefix) if data.name else not name.startswith(others)
+  shown = {name: r for name, r in found.items() if own(name) and name.removeprefix(data.prefix).startswith(losses)}
+  if not shown:
+    return {}
+  drawn = {NAMES[column.metric]: against_temperature(column, found, data) for column in SWEEP.columns}
+  drawn |= {'separation': separation(shown), 'similarities': similarities(shown)}
+  return {f'{name}_{data.name}' if data.name else name: figure for name, figure in drawn.items()}
+
+
 def main(results: pathlib.Path = FOLDER, out: pathlib.Path = FOLDER) -> list[pathlib.Path]:
   """Draws all figures that have results, and returns their files."""
   finished, found = tables.done(SWEEP, results), {}
@@ -100,13 +116,7 @@ def main(results: pathlib.Path = FOLDER, out: pathlib.Path = FOLDER) -> list[pat
   if lacking := [name for name, of_row in found.items() if not of_row]:
     print(f'not run yet: {", ".join(lacking)}')
   found = {name: of_row for name, of_row in found.items() if of_row}
-  if not found:
-    return []
-  drawn = {NAMES[column.metric]: against_temperature(column, found) for column in SWEEP.columns}
-  plain = ('contrastive', 'hard', 'simple')  # the paper's losses, on CIFAR-10
-  shown = {name: of_row for name, of_row in found.items() if name.startswith(plain)}
-  if shown:
-    drawn |= {'separation': separation(shown), 'similarities': similarities(shown)}
+  drawn = {name: figure for data in DATA for name, figure in of_data(data, found).items()}
   for name, figure in drawn.items():
     (out / f'{name}.svg').write_text(svg(figure, paper='white'))
   return [out / f'{name}.svg' for name in drawn]

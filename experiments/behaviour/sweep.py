@@ -1,101 +1,229 @@
-"""Wang & Liu 2021 on CIFAR-10: Table 1, and Tables 1 and 2 of the supplement.
+"""Wang & Liu 2021: Table 1, and Tables 1 and 2 of the supplement, on CIFAR-10, CIFAR-100, SVHN and ImageNet-100.
 
 python -m experiments.behaviour.sweep --budget-minutes=25
 python -m experiments.behaviour.figures
 """
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Sequence
 
 from experiments import runner
-from experiments.tables import Column, Row, Sweep, on_cifar100
+from experiments.tables import Column, Row, Sweep
 
-ORDINARY, HARD = 'configs/cifar10.py:memory_bank', 'configs/cifar10.py:memory_bank_hard'
 LINEAR, UNIFORMITY, TOLERANCE = 'linear', 'projector/uniformity', 'projector/same_label_similarity'
 TAUS = (0.05, 0.07, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-# Accuracies: supplement Tables 1 and 2. Uniformity and tolerance: Table 1, whose uniformity is −log E exp(−2‖x − y‖²).
-ACCURACY = {
-  'contrastive': (76.10, 79.75, 81.82, 83.78, 83.27, 83.22, 82.54, 82.97, 82.69, 82.67, 81.97, 82.21),
-  'hard': (76.22, 79.20, 80.44, 83.28, 83.63, 84.14, 84.31, 84.60, 84.19, 84.60, 84.45, 84.19),
-}
-MEASURES = {
-  'contrastive': {0.07: (-3.86, 0.04), 0.3: (-3.60, 0.178), 0.7: (-3.17, 0.333), 1.0: (-2.96, 0.372)},
-  'hard': {0.07: (-3.88, 0.034), 0.3: (-3.89, 0.0267), 0.7: (-3.87, 0.030), 1.0: (-3.86, 0.030)},
-}
-REQUIRED = ('contrastive_0.07', 'contrastive_0.3', 'contrastive_1.0', 'hard_0.3')
 
 
-def published(accuracy: float, measures: Sequence[float] = ()) -> dict[str, float]:
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """A data set, with the numbers that the paper prints for it.
+
+  Accuracies are those of the supplement's Tables 1 and 2. Where Table 1 of the paper prints another one, both are the
+  ends of a range. Uniformity and tolerance are those of Table 1, whose uniformity is −log E exp(−2‖x − y‖²).
+  """
+
+  name: str  # begins the names of its rows; '' for CIFAR-10
+  title: str
+  config: str
+  images: int  # for training
+  hard: float  # the share of the bank that is hard
+  minutes: tuple[float, float]  # of a run with the ordinary and with the hard loss
+  accuracy: dict[str, Sequence[float | tuple[float, float]]]  # by temperature
+  measures: dict[str, Sequence[tuple[float, float]]]  # uniformity and tolerance at REPRESENTATIVE temperatures
+  simple: dict[str, tuple[float, float, float]]  # accuracy, uniformity, tolerance
+
+  @property
+  def prefix(self) -> str:
+    return f'{self.name}_' if self.name else ''
+
+
+REPRESENTATIVE = (0.07, 0.3, 0.7, 1.0)
+CIFAR10 = Data(
+  name='',
+  title='',
+  config='configs/cifar10.py',
+  images=50_000,
+  hard=0.0819,
+  minutes=(6, 9),
+  accuracy={
+    'contrastive': (76.10, 79.75, 81.82, 83.78, 83.27, 83.22, 82.54, 82.97, 82.69, 82.67, 81.97, 82.21),
+    'hard': (76.22, 79.20, 80.44, 83.28, 83.63, 84.14, 84.31, 84.60, 84.19, 84.60, 84.45, 84.19),
+  },
+  measures={
+    'contrastive': ((-3.86, 0.04), (-3.60, 0.178), (-3.17, 0.333), (-2.96, 0.372)),
+    'hard': ((-3.88, 0.034), (-3.89, 0.0267), (-3.87, 0.030), (-3.86, 0.030)),
+  },
+  simple={'simple': (74.83, -1.68, 0.61), 'hard_simple': (84.84, -3.85, 0.030)},
+)
+CIFAR100 = Data(
+  name='cifar100',
+  title=', CIFAR-100',
+  config='configs/cifar100.py',
+  images=50_000,
+  hard=0.0819,
+  minutes=(6, 9),
+  accuracy={
+    'contrastive': (49.80, 51.82, 52.46, 56.05, 56.44, 55.47, 54.17, 53.05, 50.99, 50.08, 50.21, 48.33),
+    'hard': (49.21, 50.77, 51.91, 55.61, 56.55, 55.66, 57.37, 57.17, 57.54, 57.15, 56.53, 56.77),
+  },
+  measures={
+    'contrastive': ((-3.86, 0.10), (-3.60, 0.269), (-3.18, 0.331), (-2.96, 0.343)),
+    'hard': ((-3.87, 0.088), (-3.88, 0.124), (-3.87, 0.158), (-3.86, 0.172)),
+  },
+  simple={'simple': (39.31, -2.12, 0.39), 'hard_simple': (55.71, -3.86, 0.174)},
+)
+SVHN = Data(
+  name='svhn',
+  title=', SVHN',
+  config='configs/svhn.py',
+  images=73_257,
+  hard=0.0315,
+  minutes=(9, 14),
+  accuracy={
+    'contrastive': (88.96, 92.55, 94.21, 95.46, 95.47, 95.36, 94.66, 94.47, 94.17, 93.22, 92.66, 92.07),
+    'hard': (89.07, 91.82, 93.37, 94.58, 94.79, 94.62, 94.93, 95.06, 95.02, 95.03, 95.08, 95.26),
+  },
+  measures={
+    'contrastive': ((-3.88, 0.032), (-3.65, 0.137), (-3.27, 0.186), (-3.05, 0.197)),
+    'hard': ((-3.89, 0.025), (-3.91, 0.021), (-3.90, 0.021), (-3.88, 0.023)),
+  },
+  simple={'simple': (70.83, -1.50, 0.074), 'hard_simple': (94.99, -3.85, 0.026)},
+)
+IMAGENET100 = Data(
+  name='imagenet100',
+  title=', ImageNet-100',
+  config='configs/imagenet100.py',
+  images=126_689,
+  hard=0.034,
+  minutes=(300, 330),
+  accuracy={
+    'contrastive': (63.91, 71.53, 74.59, 75.41, 75.10, 72.98, 71.10, 70.47, 69.03, 67.91, 65.93, (63.57, 65.49)),
+    'hard': (61.54, 68.33, 72.10, 74.53, 74.21, 75.04, 74.84, 74.46, 74.70, 74.28, 74.74, (73.78, 74.28)),
+  },
+  measures={
+    'contrastive': ((-3.917, 0.093), (-3.693, 0.380), (-3.323, 0.427), (-3.08, 0.456)),
+    'hard': ((-3.929, 0.067), (-3.932, 0.096), (-3.927, 0.121), (-3.923, 0.134)),
+  },
+  simple={'simple': (48.09, -1.742, 0.528), 'hard_simple': (74.31, -3.917, 0.157)},
+)
+DATA = (CIFAR10, CIFAR100, SVHN, IMAGENET100)
+REQUIRED = ('contrastive_0.07', 'contrastive_0.3', 'contrastive_1.0', 'hard_0.3', 'simple', 'hard_simple')
+# The figures that show a loss on a data set, whatever the temperature: local separation, then those with all of them.
+SEPARATION = {
+  ('contrastive', ''): 'Supplement, Figure 1',
+  ('contrastive', 'cifar100'): 'Figure 8',
+  ('contrastive', 'svhn'): 'Supplement, Figure 2',
+  ('contrastive', 'imagenet100'): 'Supplement, Figure 3',
+  ('hard', ''): 'Supplement, Figure 4',
+  ('hard', 'cifar100'): 'Supplement, Figure 5',
+  ('hard', 'svhn'): 'Supplement, Figure 6',
+  ('hard', 'imagenet100'): 'Supplement, Figure 7',
+}
+MEASURES = {'contrastive': ('Figure 4', 'Figure 5'), 'hard': ('Figure 6', 'Figure 7')}  # not of ImageNet-100
+
+
+def published(accuracy: float | tuple[float, float], measures: Sequence[float] = ()) -> dict:
   return {LINEAR: accuracy, **dict(zip((UNIFORMITY, TOLERANCE), measures, strict=False))}
 
 
-def softmax(loss: str, tau: float) -> Row:
+def config(data: Data, loss: str) -> str:
+  return f'{data.config}:memory_bank_hard' if 'hard' in loss else f'{data.config}:memory_bank'
+
+
+def minutes(data: Data, loss: str) -> float:
+  return data.minutes['hard' in loss]
+
+
+def softmax(data: Data, loss: str, tau: float) -> Row:
+  """The contrastive loss (Eq. 1), or the hard one (Eq. 9)."""
+  numbers = dict(zip(REPRESENTATIVE, data.measures[loss], strict=True))
+  shows = [f'Supplement, Table {2 if loss == "hard" else 1}', 'Figure 9', SEPARATION[loss, data.name]]
+  shows += MEASURES[loss] if data is not IMAGENET100 else ()
+  shows += ['Table 1'] if tau in REPRESENTATIVE else []
+  shows += ['Figure 2'] if (data, loss) == (CIFAR10, 'contrastive') and tau in (0.07, 0.2) else []
+  name = f'{data.prefix}{loss}_{tau}'
   return Row(
-    name=f'{loss}_{tau}',
-    title=f'{loss}, τ = {tau}',
-    config=HARD if loss == 'hard' else ORDINARY,
+    name=name,
+    title=f'{loss}, τ = {tau}{data.title}',
+    config=config(data, loss),
     changes={'temperature.tau': tau},
-    published=published(ACCURACY[loss][TAUS.index(tau)], MEASURES[loss].get(tau, ())),
-    minutes=9 if loss == 'hard' else 6,
-    further=f'{loss}_{tau}' not in REQUIRED,
+    published=published(data.accuracy[loss][TAUS.index(tau)], numbers.get(tau, ())),
+    minutes=minutes(data, loss),
+    further=name not in REQUIRED,
+    shows=tuple(shows),
+    images=data.images,
+  )
+
+
+def without_softmax(data: Data, name: str) -> Row:
+  """The simple loss (Eq. 3), with all negatives or with the hard ones.
+
+  As τ grows, the contrastive loss approaches the simple loss with weight 1 / N (Eq. 7), with N the number of negatives.
+  The paper prints no weight; the authors' code uses this one.
+  """
+  negatives = data.images - 1 if name == 'simple' else math.ceil(data.hard * (data.images - 1))
+  hard = {'loss.fraction': data.hard} if name == 'hard_simple' else {}
+  changes = {'loss.name': name, **hard, 'loss.weight': 1 / negatives, 'temperature.name': 'none'}
+  accuracy, *measures = data.simple[name]
+  return Row(
+    name=f'{data.prefix}{name}',
+    title=f'{name.replace("_", " ")}, weight 1/{negatives:,}{data.title}',
+    config=config(data, name),
+    changes=changes,
+    published=published(accuracy, measures),
+    minutes=minutes(data, name),
+    further=bool(data.name),
+    shows=('Table 1',),
+    images=data.images,
   )
 
 
 def sampled(tau: float) -> Row:
   """The ordinary loss with as many negatives as the hard loss, drawn at random."""
   changes = {'method.negatives': 4095, 'temperature.tau': tau}
-  title = f'contrastive, τ = {tau}, 4,095 random negatives'
-  return dataclasses.replace(
-    softmax('contrastive', tau), name=f'sampled_{tau}', title=title, changes=changes, further=True
+  names = dict(name=f'sampled_{tau}', title=f'contrastive, τ = {tau}, 4,095 random negatives')
+  return dataclasses.replace(softmax(CIFAR10, 'contrastive', tau), **names, changes=changes, further=True, shows=())
+
+
+def triplet(data: Data) -> Row:
+  """The limit of small temperatures, max(s_max − s, 0) / τ (Eq. 6), of which "the model can not learn any useful
+  information" (sec. 3.2). Its factor 1/τ has no limit: ours is 2."""
+  changes = {'loss.name': 'triplet', 'loss.margin': 0.0, 'temperature.name': 'none'}
+  title = f'triplet with margin 0 (τ → 0){data.title}'
+  return Row(
+    name=f'{data.prefix}triplet',
+    title=title,
+    config=config(data, 'contrastive'),
+    changes=changes,
+    minutes=minutes(data, 'contrastive'),
+    further=True,
+    shows=('Equation 6',),
+    images=data.images,
   )
 
 
-# As τ grows, the contrastive loss approaches the simple loss with weight 1 / N (Eq. 7), with N the number of negatives.
-# The paper prints no weight; the authors' code uses this one.
-SIMPLE = {'loss.name': 'simple', 'loss.weight': 1 / 49_999, 'temperature.name': 'none'}
-HARD_SIMPLE = {'loss.name': 'hard_simple', 'loss.fraction': 0.0819, 'loss.weight': 1 / 4095, 'temperature.name': 'none'}
-ROWS = [softmax(loss, tau) for tau in TAUS for loss in ('contrastive', 'hard')]
-ROWS += [sampled(tau) for tau in (0.07, 0.3)]
-ROWS += [
-  Row(
-    'simple',
-    'simple, weight 1/49,999',
-    ORDINARY,
-    SIMPLE,
-    published=published(74.83, (-1.68, 0.61)),
-    minutes=6,
-  ),
-  Row(
-    'hard_simple',
-    'hard simple, weight 1/4,095',
-    HARD,
-    HARD_SIMPLE,
-    published=published(84.84, (-3.85, 0.030)),
-    minutes=9,
-  ),
-]
-# The CIFAR-100 half of Table 1: accuracy, uniformity, tolerance.
-CIFAR100 = {
-  'contrastive_0.07': (51.82, -3.86, 0.10),
-  'contrastive_0.3': (56.44, -3.60, 0.269),
-  'contrastive_0.7': (50.99, -3.18, 0.331),
-  'contrastive_1.0': (48.33, -2.96, 0.343),
-  'simple': (39.31, -2.12, 0.39),
-  'hard_0.07': (50.77, -3.87, 0.088),
-  'hard_0.3': (56.55, -3.88, 0.124),
-  'hard_0.7': (57.54, -3.87, 0.158),
-  'hard_1.0': (56.77, -3.86, 0.172),
-  'hard_simple': (55.71, -3.86, 0.174),
-}
-ROWS += [
-  on_cifar100(row, published(CIFAR100[row.name][0], CIFAR100[row.name][1:])) for row in ROWS if row.name in CIFAR100
-]
+def rows(data: Data) -> list[Row]:
+  found = [softmax(data, loss, tau) for tau in TAUS for loss in ('contrastive', 'hard')]
+  return [*found, *(without_softmax(data, name) for name in data.simple), triplet(data)]
+
+
+# The paper says 4,095 hard negatives and 3.15 % of SVHN, which are 2,308.
+SVHN_4095 = dataclasses.replace(
+  softmax(SVHN, 'hard', 0.3),
+  name='svhn_hard_0.3_4095',
+  title='hard, τ = 0.3, 4,095 hard negatives, SVHN',
+  changes={'temperature.tau': 0.3, 'loss.fraction': 0.05589},
+  shows=('Table 1',),
+)
+ROWS = [*rows(CIFAR10), *(sampled(tau) for tau in (0.07, 0.3)), *rows(CIFAR100), *rows(SVHN), SVHN_4095]
+ROWS += rows(IMAGENET100)
 SWEEP = Sweep(
-  title='Understanding the Behaviour of Contrastive Loss (Wang & Liu 2021), CIFAR-10',
+  title='Understanding the Behaviour of Contrastive Loss (Wang & Liu 2021)',
   protocol=(
-    'CIFAR-10 unless a row says CIFAR-100. ResNet-18, memory bank, 200 epochs, last epoch. '
-    'Linear classifier on the backbone features (512): SGD, learning rate 30, ×0.2 at epochs 40, 60 and 80 of 100, '
+    'CIFAR-10 unless a row names another set. ResNet-18 (ImageNet-100: ResNet-50), memory bank, 200 epochs, last '
+    'epoch. Linear classifier on the backbone features: SGD, learning rate 30, ×0.2 at epochs 40, 60 and 80 of 100, '
     'no weight decay, no augmentation. Uniformity is log E exp(−2‖x − y‖²) and tolerance is the mean similarity of '
     'images of the same class, both on the embeddings (128) of the test images. The paper prints the uniformity '
     'with the opposite sign.'

@@ -27,7 +27,8 @@ def accuracies(one: float, ten: float) -> dict[str, float]:
 
 def simclr(tau: float, **more) -> Row:
   published = accuracies(57.12, 55.29)
-  return Row(f'simclr_{tau}', f'SimCLR, τ = {tau}', CONFIG, {'temperature.tau': tau}, published=published, **more)
+  more = dict(published=published, shows=('Table 6',), **more)
+  return Row(f'simclr_{tau}', f'SimCLR, τ = {tau}', CONFIG, {'temperature.tau': tau}, **more)
 
 
 TABLE_6 = (
@@ -38,6 +39,7 @@ TABLE_6 = (
     f'{CONFIG},dystress',
     published=accuracies(58.36, 56.40),
     minutes=4,
+    shows=('Table 6',),
   ),
   Row(
     'cosine_0.1_0.2',
@@ -46,6 +48,7 @@ TABLE_6 = (
     {'temperature.tau_min': 0.1},
     published=accuracies(58.34, 56.54),
     minutes=4,
+    shows=('Table 6',),
   ),
 )
 CIFAR100 = {
@@ -63,6 +66,7 @@ TABLE_4 = (
     published={'knn1': 62.91},
     minutes=15,
     further=True,
+    shows=('Table 4',),
   ),
   Row(
     'cosine_2000',
@@ -72,6 +76,7 @@ TABLE_4 = (
     published={'knn1': 64.98},
     minutes=15,
     further=True,
+    shows=('Table 4',),
   ),
 )
 SWEEP = Sweep(
@@ -87,7 +92,7 @@ SWEEP = Sweep(
     *TABLE_6,
     simclr(0.1, minutes=4, further=True),
     simclr(0.5, minutes=4, further=True),
-    *(on_cifar100(row, CIFAR100[row.name]) for row in TABLE_6),
+    *(on_cifar100(row, CIFAR100[row.name], shows=('Table 7',)) for row in TABLE_6),
     *TABLE_4,
     *(on_cifar100(row, {'knn1': accuracy}) for row, accuracy in zip(TABLE_4, (30.20, 31.71), strict=True)),
   ),

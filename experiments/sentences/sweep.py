@@ -33,7 +33,8 @@ def row(name: str, title: str, config: str, numbers: Sequence[float], changes: d
   published |= dict(zip([f'transfer_{key}' for key in (*TRANSFER, 'mean')], ACCURACIES[name], strict=True))
   # Weights and vocabulary of bert-base-uncased.
   pretrained = {'init': 'text/bert.safetensors', 'data.vocabulary': 'text/vocab.txt'}
-  return Row(name, title, config, pretrained | (changes or {}), published=published, minutes=12, **more)
+  more = dict(published=published, minutes=12, shows=('Table 12',), **more)
+  return Row(name, title, config, pretrained | (changes or {}), **more)
 
 
 def starred(tau_min: float, tau_max: float, numbers: Sequence[float]) -> Row:
@@ -77,7 +78,7 @@ def from_scratch(pretrained: Row) -> Row:
   changes = {key: value for key, value in pretrained.changes.items() if key not in ('init', 'data.vocabulary')}
   changes |= {'model.name': 'bert_small', 'model.pooling': 'mean', 'optimizer.learning_rate': 5e-4}
   names = dict(name=f'scratch_{pretrained.name}', title=f'{pretrained.title}, small BERT from scratch')
-  return dataclasses.replace(pretrained, **names, changes=changes, published={}, minutes=3, further=True)
+  return dataclasses.replace(pretrained, **names, changes=changes, published={}, minutes=3, further=True, shows=())
 
 
 SWEEP = Sweep(

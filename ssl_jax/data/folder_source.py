@@ -1,4 +1,4 @@
-"""Images in a folder: class folders, or images without classes."""
+"""Images in a folder: class folders, or images without classes; with captions.tsv, an image may have captions."""
 
 import collections
 import csv
@@ -16,11 +16,12 @@ from PIL import Image
 
 from ssl_jax.data import archives
 from ssl_jax.data.npz import is_regular
-from ssl_jax.data.sources import Source
+from ssl_jax.data.sources import Source, digest_of, stamp
 from ssl_jax.registry import nearest
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
 LARGEST_IMAGE = 2**30  # bytes of one image file
+CAPTIONS = 'captions.tsv'  # in the folder of a split: file<TAB>caption, with a line for each caption
 
 
 class Folder(Source):
@@ -29,15 +30,26 @@ class Folder(Source):
   def __init__(self, items: np.ndarray, *more: Any, root: str | os.PathLike[str] = '', **named: Any):
     super().__init__(items, *more, **named)
     self.root = root  # the folder of the split
+    self.captions: Mapping[str, tuple[str, ...]] | None = None  # by path
 
   def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
     return [functools.partial(_open_file, self.items[k]) for k in positions]
 
   def where(self, position: int) -> str:
-    return _shown(self.items[position])
+    return shown(self.items[position])
 
   def name(self, position: int) -> str:
     return pathlib.Path(self.items[position]).relative_to(self.root).as_posix()
+
+  def fingerprint(self) -> str:
+    captions = (self.captions or {}) if self.paired else {}
+    return digest_of(f'{path}\0{stamp(path)}\0{captions.get(path)}' for path in self.items)
+
+  def has_text(self) -> bool:
+    return self.captions is not None
+
+  def read_captions(self, position: int) -> tuple[str, ...]:
+    return (self.captions or {}).get(self.items[position], ())
 
   def identities(self) -> list[Hashable]:
     """Paths without links. Folders are listed instead of resolving each file, of which there may be a million."""
@@ -91,9 +103,11 @@ def load(data: Mapping[str, Any], split: str) -> Folder:
       f'{root} has neither class folders, as in {root}/<class>/*.JPEG, nor images: check data.path and {key}'
     )
   paths = [] if flat else [_images_in(root / name, ignored) for name in names]
-  _name_ignored(root, ignored)
+  if (texts := root / CAPTIONS).is_file():
+    ignored['.tsv'] -= 1
+  _name_ignored(root, +ignored)
   if flat:
-    return Folder(np.array(flat, object), broken=data['broken'], root=root)
+    return _with_captions(Folder(np.array(flat, object), broken=data['broken'], root=root), texts)
   for name, found in zip(names, paths, strict=True):
     if not found:
       raise ValueError(f'class folder {root / name} has no images ({", ".join(EXTENSIONS)}): fill or remove it')
@@ -101,7 +115,31 @@ def load(data: Mapping[str, Any], split: str) -> Folder:
   other = path / data['test_split' if split == 'train' else 'train_split']
   class_names = sorted({*names, *(subfolders(other) if other.is_dir() else ())})
   labels = np.repeat([class_names.index(name) for name in names], [len(found) for found in paths]).astype(np.int32)
-  return Folder(np.array([*itertools.chain(*paths)], object), labels, class_names, data['broken'], root=root)
+  items = np.array([*itertools.chain(*paths)], object)
+  return _with_captions(Folder(items, labels, class_names, data['broken'], root=root), texts)
+
+
+def _with_captions(source: Folder, file: pathlib.Path) -> Folder:
+  """The source with the captions of a file, if there is one. A line that is wrong is an error or, skipped, left out."""
+  if not file.is_file():
+    return source
+  known, found = set(source.items), collections.defaultdict[str, list[str]](list)
+  with file.open('rb') as lines:
+    for number, line in enumerate(lines, 1):
+      try:
+        name, tab, caption = line.decode('utf-8-sig' if number == 1 else 'utf-8').strip('\r\n').partition('\t')
+        path = os.path.join(source.root, name)
+        if not tab or not caption.strip():
+          raise ValueError('it must be file<TAB>caption')
+        if path not in known:
+          raise ValueError(f'there is no image {shown(name)}')
+        found[path].append(caption.strip())
+      except ValueError as error:
+        if line.strip() and source.broken == 'error':
+          reason = ' '.join(str(error).split())
+          raise ValueError(f'{file}, line {number} ({reason}): fix or remove it, or set data.broken=skip') from error
+  source.captions = {path: tuple(captions) for path, captions in found.items()}
+  return source
 
 
 def subfolders(root: str | os.PathLike[str]) -> list[str]:
@@ -133,12 +171,12 @@ def _images_in(root: pathlib.Path, ignored: 'collections.Counter[str]', nested: 
 def _name_ignored(root: pathlib.Path, types: 'collections.Counter[str]') -> None:
   """Says which files of a folder are not read because of their type."""
   if types:
-    kinds = ', '.join(f'{count:,} {_shown(suffix) or "without a suffix"}' for suffix, count in types.most_common(5))
+    kinds = ', '.join(f'{count:,} {shown(suffix) or "without a suffix"}' for suffix, count in types.most_common(5))
     known = ', '.join(EXTENSIONS)
     print(f'{root}: {types.total():,} files are not read ({kinds}), only {known}', file=sys.stderr, flush=True)
 
 
-def _shown(path: str) -> str:
+def shown(path: str) -> str:
   """A path in a message of one line."""
   return path if path.isprintable() else repr(path)
 

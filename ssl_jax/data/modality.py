@@ -89,6 +89,7 @@ class _Sentences(Modality):
     'online_probe': 0.0,
     'data.held_out': 0.0,
     'data.stored_size': 0,
+    'data.cache': '',
     'data.classes': '',
     'eval.k': [],
     'eval.linear': '',
@@ -136,7 +137,7 @@ class _Sentences(Modality):
 
   def files(self, source: sources.Source) -> dict[str, str]:
     assert isinstance(source, sentences.Sentences)
-    return {'vocab.txt': '\n'.join(source.vocabulary.pieces) + '\n'}
+    return source.vocabulary.files()
 
 
 IMAGES, SENTENCES = _Images(), _Sentences()

@@ -38,11 +38,32 @@ T = TypeVar('T')
 
 
 @functools.lru_cache(maxsize=2)
-def order(seed: int, epoch: int, n: int) -> np.ndarray:
-  """The order in which an epoch visits n images: a permutation, int64 `[n]`, read-only."""
-  permutation = np.random.default_rng((seed, epoch)).permutation(n)
+def order(seed: int, epoch: int, n: int, window: int = 0, blocks: tuple[int, ...] = (0,)) -> np.ndarray:
+  """The order in which an epoch visits n images: a permutation, int64 `[n]`, read-only.
+
+  With a `window`, the blocks are shuffled, and then the images of as many blocks as have at least `window` images. The
+  epoch so reads a few blocks at a time. `blocks` are the positions where these begin.
+  """
+  rng = np.random.default_rng((seed, epoch))
+  permutation = _block_order(rng, n, window, blocks) if window else rng.permutation(n)
   permutation.setflags(write=False)
   return permutation
+
+
+def _block_order(rng: np.random.Generator, n: int, window: int, blocks: tuple[int, ...]) -> np.ndarray:
+  """The permutation of `order` for windows of blocks."""
+  starts = np.array(blocks)
+  shuffled = rng.permutation(len(blocks))
+  sizes = np.diff(starts, append=n)[shuffled]
+  visited = np.concatenate([np.arange(a, a + size) for a, size in zip(starts[shuffled], sizes, strict=True)])
+  start = end = 0
+  for size in sizes:
+    end += size
+    if end - start >= window:
+      rng.shuffle(visited[start:end])
+      start = end
+  rng.shuffle(visited[start:])
+  return visited
 
 
 class Crop(NamedTuple):
@@ -74,7 +95,8 @@ class Loader:
     """
     epoch, batch = divmod(step, len(self.source) // self.batch_size)
     slots = np.arange(self.first, self.first + self.local)
-    wanted = order(self.seed, epoch, len(self.source))[batch * self.batch_size + slots]
+    epoch_order = order(self.seed, epoch, len(self.source), self.source.window, self._blocks)
+    wanted = epoch_order[batch * self.batch_size + slots]
     groups = [(size, len(list(views))) for size, views in itertools.groupby(crop.size for crop in self.crops)]
     images = tuple(np.empty((self.local, views, size, size, 3), np.uint8) for size, views in groups)
     index = np.empty(self.local, np.int32)
@@ -94,6 +116,10 @@ class Loader:
         fill(k)
     broken = np.where(index == wanted, -1, wanted).astype(np.int32)
     return dict(images=images, index=index, broken=broken)
+
+  @functools.cached_property
+  def _blocks(self) -> tuple[int, ...]:
+    return tuple(self.source.blocks().tolist()) if self.source.window else (0,)
 
   def _crop(self, image: Image.Image, uniforms: np.ndarray) -> list[np.ndarray]:
     """Crops of one image, one per view, by Pillow.  -> V arrays uint8 [S, S, 3]"""

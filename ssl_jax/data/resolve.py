@@ -1,12 +1,14 @@
 """Which set a config means, where it lives, and whether it fits in memory."""
 
+import json
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from ssl_jax.data import folder_source, imbalance, sources, tfds_source
+from ssl_jax.data import cache, folder_source, imbalance, sources, tfds_source
 from ssl_jax.registry import require_choice
 
 ON_DEVICE_LIMIT = 4 * 2**30  # bytes of decoded training images that `data.on_device=auto` puts on the device
@@ -41,12 +43,14 @@ def open_split(config: ConfigDict, split: str, data: Mapping[str, Any] | None = 
   `data` is the section of evaluations, where they use other images or all training images.
   """
   try:
-    source = sources.load(locate(data or config.data), split)
+    located = locate(data or config.data)
+    source = sources.load(located, split)
   except ValueError as error:
     if data in (None, config.data.to_dict()):
       raise
     raise ValueError(f'eval.data: {error}') from error
   rule = imbalance.create(config.imbalance) if data is None else None
+  source.label = _label(located, split, config.imbalance.to_dict() if rule else None)
   if rule is None:
     return source
   if source.labels is None:
@@ -55,9 +59,20 @@ def open_split(config: ConfigDict, split: str, data: Mapping[str, Any] | None = 
   return source.subset(rule(source.labels))
 
 
+def _label(data: Mapping[str, Any], split: str, rule: Mapping[str, Any] | None) -> str:
+  """A file name for the images of a split: whatever chooses them changes it, and what they contain does not."""
+  path = str(pathlib.Path(data['path']).expanduser().absolute()) if data['path'] else ''
+  chosen = [data.get(key) for key in ('source', 'name', f'{split}_split', 'classes', 'held_out')]
+  digest = sources.digest_of([json.dumps([path, *chosen, rule])])[:12]
+  return re.sub(r'[^\w.-]+', '-', f'{data["name"][:80]}_{split}_{digest}', flags=re.ASCII)
+
+
 def placed(config: ConfigDict, source: sources.Source) -> tuple[sources.Source, bool]:
-  """The source, decoded into memory where it fits, and whether it is."""
-  return (source.in_memory(stored_size(config)), True) if fits(config, source) else (source, False)
+  """The source, decoded into memory where it fits, or mapped from `data.cache`; and whether it is."""
+  if not fits(config, source):
+    return source, False
+  size, folder = stored_size(config), config.data.cache
+  return cache.load(source, size, folder) if folder else source.in_memory(size), True
 
 
 def fits(config: ConfigDict, source: sources.Source) -> bool:

@@ -22,6 +22,7 @@ from ssl_jax.data import sources
 from ssl_jax.models.bert import PAD
 
 SPECIAL = ('[PAD]', '[UNK]', '[CLS]', '[SEP]')
+LARGEST_VOCABULARY = np.iinfo(np.uint16).max  # pieces
 BERT_SIZE = 30522  # entries of the vocabulary of BERT uncased
 CHARACTERS = 1000  # the most frequent characters, with which a vocabulary of our own can spell any word
 LONGEST_WORD = 100  # in characters; longer words are unknown
@@ -42,9 +43,9 @@ class Vocabulary:
       raise ValueError(f'data.vocabulary: {where} lacks {", ".join(missing)}: give the vocab.txt of a BERT')
     if self._number['[PAD]'] != PAD:
       raise ValueError(f'data.vocabulary: {where} has [PAD] in line {self._number["[PAD]"] + 1}: it must be in line 1')
-    if len(self) > np.iinfo(np.uint16).max:
+    if len(self) > LARGEST_VOCABULARY:
       raise ValueError(
-        f'data.vocabulary: {where} has {len(self):,} pieces: give one with at most {np.iinfo(np.uint16).max:,}'
+        f'data.vocabulary: {where} has {len(self):,} pieces: give one with at most {LARGEST_VOCABULARY:,}'
       )
     self._pieces_of = functools.cache(self._split)  # most words occur many times
     self.digest = hashlib.blake2b('\n'.join(self.pieces).encode(), digest_size=8).hexdigest()
@@ -54,10 +55,16 @@ class Vocabulary:
 
   @classmethod
   def read(cls, path: str | os.PathLike[str]) -> 'Vocabulary':
-    """Reads a vocab.txt with one piece per line."""
+    """Reads a vocab.txt with one piece per line, or a tokenizer.json."""
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
-      raise ValueError(f'data.vocabulary = {str(path)!r} is not a file: give the vocab.txt of a BERT, or nothing')
+      raise ValueError(
+        f'data.vocabulary = {str(path)!r} is not a file: give the vocab.txt of a BERT, a tokenizer.json, or nothing'
+      )
+    if file.suffix == '.json':
+      from ssl_jax.data.tokenizer import Tokenizer  # which imports this module
+
+      return Tokenizer.read(path)
     try:
       return cls(file.read_text(encoding='utf-8-sig').rstrip('\n').split('\n'), str(path))
     except UnicodeDecodeError as error:
@@ -84,6 +91,10 @@ class Vocabulary:
       found = [piece for word in words(line) for piece in self._pieces_of(word)][: length - 2]
       row[: len(found) + 2] = [first, *found, last]
     return tokens
+
+  def files(self) -> dict[str, str]:
+    """Texts by file name, from which the same vocabulary is read again."""
+    return {'vocab.txt': '\n'.join(self.pieces) + '\n'}
 
   def _split(self, word: str) -> tuple[int, ...]:
     """The longest piece that starts the word, then the longest that continues it, and so on; [UNK] if there is none."""

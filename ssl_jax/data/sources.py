@@ -1,8 +1,9 @@
-"""Sources of images: .npz files, folders of images, prepared tfds sets and the embedded set.
+"""Sources of images, with or without text: folders, tar shards, Parquet files, .npz files, tfds sets, the embedded set.
 
     source = load(config.data, 'train')
     len(source), source.labels  # int32 [N]; None if the images have no labels
     source.read(7)  # uint8 [H, W, 3]
+    source.captions_of(np.array([7]))  # [('a red circle',)]; None if the images have no text
     images, labels = source.arrays(32)  # everything: uint8 [N, 32, 32, 3], int32 [N]
 
 No source needs TensorFlow or a network. Images are converted to RGB and otherwise left as stored: EXIF orientation is
@@ -14,7 +15,7 @@ import functools
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -45,6 +46,9 @@ class Source:
     self.broken = broken
     self.skipped: set[int] = set()  # positions of broken images found so far (broken='skip')
     self.origin: Source | None = None  # the files or records that were decoded into this source
+    self.paired = False  # whether an example is an image with its text: then one without a readable text is broken
+    self.window = 0  # images that are shuffled together, if reading a few blocks at a time is faster (0: all)
+    self.label = ''  # names the set, the split and what was chosen from it, in a file name
 
   def __len__(self) -> int:
     return len(self.items)
@@ -69,6 +73,32 @@ class Source:
     """The names of the labels of each image, in a set of several labels per image; otherwise None."""
     return None
 
+  def captions_of(self, positions: np.ndarray) -> list[tuple[str, ...]] | None:
+    """The captions of a few images, of which each has one or more; None if the source has no text.
+
+    A text that is missing or cannot be read is an error or, if broken='skip', () and counted.
+    """
+    if not self.has_text():
+      return None
+    found = []
+    for k in positions:
+      try:
+        if not (captions := self.read_captions(int(k))):
+          raise ValueError('it is missing or empty')
+      except UNREADABLE as error:
+        self._note_broken(int(k), error, 'has no readable text')
+        captions = ()
+      found.append(captions)
+    return found
+
+  def has_text(self) -> bool:
+    """Whether there are captions."""
+    return False
+
+  def read_captions(self, position: int) -> tuple[str, ...]:
+    """The captions of one image, or () if there are none. Raises one of UNREADABLE."""
+    raise NotImplementedError
+
   def class_name(self, label: int) -> str:
     """The name of a class, or its number if the classes have no names."""
     return str(self.class_names[label]) if 0 <= label < len(self.class_names) else f'class {label}'
@@ -77,11 +107,17 @@ class Source:
     """For each image, what only the same stored image has as well."""
     raise NotImplementedError
 
+  def fingerprint(self) -> str:
+    """Changes whenever the stored images do; '' for images in memory."""
+    return ''
+
   def first_readable(self, position: int, decode: Callable[[Image.Image], T]) -> tuple[T, int]:
     """Returns (decode(image), its position); a broken image is replaced by the next good one if broken='skip'."""
     tries = min(len(self), 100)
     for step in range(tries):
       k = (position + step) % len(self)
+      if not self._complete(k):
+        continue
       try:
         return decode(self.open([k])[0]()), k
       except UNREADABLE as error:
@@ -104,12 +140,7 @@ class Source:
 
     def fill(start: int) -> None:
       positions = range(start, min(start + BULK, len(self)))
-      for k, image in zip(positions, self.open(positions), strict=True):
-        try:
-          images[k] = square(image(), image_size)
-        except UNREADABLE as error:
-          self._note_broken(k, error)
-          good[k] = False
+      good[self.decode(positions, images[start : start + BULK])] = False
 
     with ThreadPoolExecutor(THREADS) as pool:  # Pillow releases the interpreter lock
       for _ in pool.map(fill, range(0, len(self), BULK)):
@@ -118,13 +149,32 @@ class Source:
       return images, self.labels
     return images[good], None if self.labels is None else self.labels[good]
 
+  def decode(self, positions: range, out: np.ndarray) -> list[int]:
+    """Decodes images into `out`, uint8 `[b, size, size, 3]`. Returns the positions of those that are broken."""
+    broken = []
+    for k, place, image in zip(positions, out, self.open(positions), strict=True):
+      good = self._complete(k)
+      try:
+        place[:] = square(image(), out.shape[1])
+      except UNREADABLE as error:
+        self._note_broken(k, error)
+        good = False
+      if not good:
+        broken.append(k)
+    return broken
+
   def readable(self) -> np.ndarray:
     """Positions, int64, of the images that were not found to be broken so far."""
     return np.setdiff1d(np.arange(len(self)), list(self.skipped))
 
   def in_memory(self, image_size: int) -> 'Arrays':
     """The readable images as `Arrays`, with the positions of the skipped ones."""
-    kept = Arrays(*self.arrays(image_size), self.class_names)
+    return self.decoded_as(*self.arrays(image_size))
+
+  def decoded_as(self, images: np.ndarray, labels: np.ndarray | None) -> 'Arrays':
+    """`Arrays` of pixels that were decoded from this source."""
+    kept = Arrays(images, labels, self.class_names)
+    kept.captions, kept.paired = self.captions_of(self.readable()) if self.paired else None, self.paired
     kept.skipped = self.skipped
     kept.origin = None if isinstance(self, Arrays) else self  # pixels can be compared without the larger originals
     return kept
@@ -145,11 +195,19 @@ class Source:
     part.labels = None if self.labels is None else self.labels[positions]
     return part
 
-  def _note_broken(self, position: int, error: Exception) -> None:
+  def _complete(self, position: int) -> bool:
+    """Whether an image has the text that it needs. One that lacks it is broken."""
+    return not self.paired or bool((self.captions_of(np.array([position])) or [()])[0])
+
+  def blocks(self) -> np.ndarray:
+    """Where the parts of the source begin that are read together: files or row groups.  -> int64 [blocks]"""
+    return np.zeros(1, np.int64)
+
+  def _note_broken(self, position: int, error: Exception, what: str = 'is not a readable image') -> None:
     if self.broken == 'error':
       reason = 'unknown format' if isinstance(error, UnidentifiedImageError) else one_line(error)
       raise ValueError(
-        f'{self.where(position)} is not a readable image ({reason}): fix or remove it, or set data.broken=skip'
+        f'{self.where(position)} {what} ({reason}): fix or remove it, or set data.broken=skip'
       ) from error
     self.skipped.add(position)
 
@@ -159,7 +217,9 @@ def one_line(error: Exception) -> str:
 
 
 class Arrays(Source):
-  """Items are pixels, uint8 [N, H, W, 3]."""
+  """Items are pixels, uint8 [N, H, W, 3]. `captions` may be set to one tuple of texts per image."""
+
+  captions: Sequence[tuple[str, ...]] | None = None
 
   def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
     return [functools.partial(Image.fromarray, self.items[k]) for k in positions]
@@ -173,6 +233,15 @@ class Arrays(Source):
   def ready(self, image_size: int) -> bool:
     return self.items.shape[1:3] == (image_size, image_size)
 
+  def captions_of(self, positions: np.ndarray) -> list[tuple[str, ...]] | None:
+    return None if self.captions is None else [self.captions[k] for k in positions]
+
+  def subset(self, positions: np.ndarray) -> 'Arrays':
+    part = super().subset(positions)
+    assert isinstance(part, Arrays)
+    part.captions = None if self.captions is None else [self.captions[k] for k in np.arange(len(self))[positions]]
+    return part
+
   def readable(self) -> np.ndarray:
     return np.arange(len(self))  # `skipped` counts positions of the source that was read
 
@@ -180,6 +249,27 @@ class Arrays(Source):
     if self.ready(image_size):
       return self.items, self.labels
     return super().arrays(image_size)
+
+
+def stamp(path: str | os.PathLike[str]) -> str:
+  """Size and time of the last change of a file; '' if there is none."""
+  try:
+    found = os.stat(path)
+  except OSError:
+    return ''
+  return f'{found.st_size} {found.st_mtime_ns}'
+
+
+def digest_of(texts: Iterable[str]) -> str:
+  """The hash of texts in order.
+
+  >>> digest_of(['a', 'b']) == digest_of(['ab'])
+  False
+  """
+  found = hashlib.blake2b(digest_size=16)
+  for text in texts:
+    found.update(text.encode(errors='surrogateescape') + b'\n')
+  return found.hexdigest()
 
 
 def rgb(image: Image.Image) -> Image.Image:
@@ -275,6 +365,18 @@ def _folder(data: Mapping[str, Any], split: str) -> Source:
   return folder_source.load(data, split)
 
 
+def _tar(data: Mapping[str, Any], split: str) -> Source:
+  from ssl_jax.data import tar_source  # which imports this module
+
+  return tar_source.load(data, split)
+
+
+def _parquet(data: Mapping[str, Any], split: str) -> Source:
+  from ssl_jax.data import parquet_source  # which imports this module
+
+  return parquet_source.load(data, split)
+
+
 def _embedded(data: Mapping[str, Any], split: str) -> Arrays:
   require_choice(f'data.{split}_split', data[f'{split}_split'], embedded.SIZES)
   return Arrays(*embedded.generate(data[f'{split}_split']), embedded.CLASSES)
@@ -320,4 +422,11 @@ def _arrays(data: Mapping[str, Any], split: str) -> Arrays:
   return Arrays(images, labels, class_names, data['broken'])
 
 
-LOADERS = {'tfds': _tfds, 'arrays': _arrays, 'folder': _folder, 'embedded': _embedded}
+LOADERS = {
+  'tfds': _tfds,
+  'arrays': _arrays,
+  'folder': _folder,
+  'tar': _tar,
+  'parquet': _parquet,
+  'embedded': _embedded,
+}

@@ -66,6 +66,10 @@ class Tfds(sources.Source):
         found.append([self.label_names[k] for k in sorted(set(example['labels'].int64_list.value))])
     return found
 
+  def fingerprint(self) -> str:
+    stored = (f'{file}\0{sources.stamp(file)}\0{skip}\0{take}' for file, skip, take in self._files)
+    return sources.digest_of([*stored, self.items.astype(np.int64).tobytes().hex()])
+
   def identities(self) -> list[Hashable]:
     """(file, number within it): parts of a split, such as train[:50%], start at a record of their own."""
     stored = [(file, skip + k) for file, skip, count in self._files for k in range(count)]

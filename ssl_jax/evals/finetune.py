@@ -21,14 +21,22 @@ from ssl_jax.data.resolve import fits, stored_size
 from ssl_jax.data.views import host_batches, image_views
 from ssl_jax.evals import check, features, linear
 from ssl_jax.evals.scoring import classes_before, mean_and_spread, percent
-from ssl_jax.registry import require_choice
+from ssl_jax.registry import require, require_choice
 from ssl_jax.run.builder import Run
 from ssl_jax.run.devices import AXIS
 from ssl_jax.run.state import State
 from ssl_jax.run.update import example_keys, scan_update
 
-# DySTreSS A.2, with class weights. Momentum 0.9 and no weight decay are our choice.
-FULL = linear.Protocol('DySTreSS A.2', 'sgd', 0.1, 128, 50, (30, 40), 0.1)
+
+@dataclasses.dataclass(frozen=True)
+class FineTuning(linear.Protocol):
+  """How the whole encoder is trained, with a linear classifier and class weights."""
+
+  class_weights: tuple[float, ...] = ()  # in the order of the classes; (): `class_weights` of the labels
+
+
+# DySTreSS A.2. Momentum 0.9 and no weight decay are our choice, and so is a softmax for two classes.
+FULL = FineTuning('DySTreSS A.2', 'sgd', 0.1, 128, 50, (30, 40), 0.1)
 
 # The labels that are used: all (None), a share of each class, or a number per class.
 LABELS = {'all': None, '10%': 0.1, '1%': 0.01, '5-shot': 5}
@@ -65,6 +73,12 @@ def class_weights(labels: np.ndarray, classes: int) -> np.ndarray:
   return np.where(counts > 0, len(labels) / (np.maximum(counts, 1) * np.sum(counts > 0)), 0).astype(np.float32)
 
 
+def require_weights(weights: Sequence[float], classes: int) -> None:
+  """Raises unless there are no class weights, or one for each class."""
+  holds = lambda given: len(given) in (0, classes)
+  require('eval.class_weights', tuple(weights), holds, f'one number for each of the {classes} classes, or ()')
+
+
 def _crops_and_flips(config: ConfigDict, on_device: bool) -> Callable:
   """The augmentation of training images: the run's crop and flip. The host crops images that are not on the device."""
   plain = ConfigDict(config.to_dict())
@@ -81,6 +95,9 @@ def evaluate(run: Run, state: State, extracted: np.ndarray) -> dict:
   if frozen:
     protocol = linear.PROTOCOLS.get(choice.linear, linear.PROTOCOLS[FROZEN_PROTOCOL])
     settings |= dict(protocol=protocol, extracted=extracted)
+  else:
+    changes = dict(learning_rate=choice.finetune_learning_rate, class_weights=tuple(choice.class_weights))
+    settings |= dict(protocol=dataclasses.replace(FULL, **changes))
   found = finetune(run, state, **settings)
   return {
     'finetune': found['top1'],
@@ -212,7 +229,10 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, s
   direction = protocol.direction()
   if frozen:  # LARS distinguishes the kernel from the bias by name
     direction = _on_head(direction)
-  weights = jnp.ones(classes) if frozen else jnp.asarray(class_weights(labels, classes))
+  given = protocol.class_weights if isinstance(protocol, FineTuning) else ()
+  require_weights(given, classes)
+  weights = np.asarray(given or class_weights(labels, classes), np.float32)
+  weights = jnp.ones(classes) if frozen else jnp.asarray(weights)
   update = model.update(direction, augment, jnp.asarray(labels), weights, seed)
   opt = jax.device_get(direction.init(model.trained(params)))
   fitted = devices.replicate(dict(params=params, stats=stats, opt=opt, step=np.int32(0), learning_rate=np.float32(0)))

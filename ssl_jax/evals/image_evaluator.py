@@ -55,6 +55,7 @@ class ImageEvaluator:
         finetune.chosen_labels(labels['train'], finetune.parse(run.config.eval.finetune)[1], 0)
       except ValueError as error:
         raise ValueError(f'eval.finetune: {error}') from None
+      finetune.require_weights(run.config.eval.class_weights, int(labels['train'].max()) + 1)
     self._labels = labels
     self._apply = functools.cache(lambda layers: features.extractor(run.method, run.views.shown, run.devices, layers))
 

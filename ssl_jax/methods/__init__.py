@@ -19,7 +19,7 @@ from ssl_jax.methods.redundancy import Redundancy
 from ssl_jax.methods.simclr import CMC, SimCLR
 from ssl_jax.methods.swav import SwAV
 from ssl_jax.models import heads
-from ssl_jax.registry import Found, arguments, build, find, nearest, plain
+from ssl_jax.registry import Found, arguments, build, find, is_whole, nearest, plain, require
 
 METHODS: dict[str, type[Method]] = {
   'simclr': SimCLR,
@@ -50,8 +50,10 @@ def parts(config: Mapping[str, Any], axis_name: str | None = None) -> Parts:
   spec = plain(config['method'])
   kind = METHODS.get(spec.get('name', ''))
   changes = spec.pop('predictor', {}) if kind and kind.predictor else None
-  found = find('method', spec, METHODS, given=Method.__dataclass_fields__)
+  found = find('method', spec, METHODS, given=Method.GIVEN)
   kind = METHODS[found.name]
+  microbatches = found.parameters.get('microbatches', 1)
+  require('method.microbatches', microbatches, lambda m: is_whole(m) and m >= 1, 'a whole number of at least 1')
   if config['views'] < kind.least_views:
     raise ValueError(f'views = {config["views"]} must be at least {kind.least_views} for {found.name!r}')
   contrast = _loss(found.name, kind, config['loss'], config['temperature'].get('name') != 'none')

@@ -68,8 +68,15 @@ class Network(nn.Module):
 class Method:
   """Pure functions of explicit state. A method overrides `loss`, and other methods as needed.
 
-  The fields that a subclass adds are its parameters in the config section `method`.
+  The fields that a subclass adds are its parameters in the config section `method`, and `microbatches` is one of all.
+
+  Attributes:
+    microbatches: above 1, the network encodes each device's part of the batch in this many parts, one after the other,
+      and again in the backward pass: the exact gradient of the loss of the whole batch, in the memory of one part
+      (gradient caching, Gao et al. 2021). Batch norm normalizes each part by itself, over all devices.
   """
+
+  GIVEN: ClassVar[tuple[str, ...]] = ('network', 'contrast', 'temperature', 'plan', 'axis_name')  # not by the config
 
   accepts: ClassVar[Mapping[str, Callable]] = losses.CONTRASTIVE  # the losses that the config may name
   predictor: ClassVar[str | None] = None  # the head after the projector; `method.predictor` changes it
@@ -80,6 +87,7 @@ class Method:
   temperature: Schedule
   plan: Plan
   axis_name: str | None = None
+  microbatches: int = 1
 
   def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     """(params, batch_stats, extra), from a few example inputs."""
@@ -112,15 +120,34 @@ class Method:
     """
     outputs = []
     for _, group in itertools.groupby(enumerate(views), key=lambda view: (view[0] if apart else 0, view[1].shape)):
-      group = tuple(view for _, view in group)
+      group = [view for _, view in group]
+      encoded, batch_stats = self._encode_group(network, batch_stats, group, predict)
+      outputs += encoded
+    return outputs, batch_stats
+
+  def _encode_group(
+    self, network: Any, batch_stats: Any, group: Sequence[jax.Array], predict: bool
+  ) -> tuple[list[dict[str, jax.Array]], Any]:
+    """`encode` for views of one size, as one batch or in microbatches."""
+
+    def apply(views):
       variables = {'params': network, 'batch_stats': batch_stats}
       joined, changed = self.network.apply(
-        variables, jnp.concatenate(group), train=True, predict=predict, mutable=['batch_stats']
+        variables, jnp.concatenate(views), train=True, predict=predict, mutable=['batch_stats']
       )
-      batch_stats = changed.get('batch_stats', {})
-      parted = {name: jnp.split(x, len(group)) for name, x in joined.items()}
-      outputs += [{name: parts[v] for name, parts in parted.items()} for v in range(len(group))]
-    return outputs, batch_stats
+      parted = {name: jnp.split(x, len(views)) for name, x in joined.items()}
+      outputs = [{name: parts[v] for name, parts in parted.items()} for v in range(len(views))]
+      return outputs, changed.get('batch_stats', {})
+
+    m = self.microbatches
+    if m == 1:
+      return apply(group)
+    # Example i is in part i mod m, so that on any number of devices a part has the same examples of the global batch.
+    split = lambda x: jnp.swapaxes(x.reshape(-1, m, *x.shape[1:]), 0, 1)
+    join = lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
+    outputs, stats = jax.lax.map(jax.checkpoint(apply, prevent_cse=False), jax.tree.map(split, group))
+    # One update of the running statistics per step, by the mean over the parts: it is linear in their statistics.
+    return jax.tree.map(join, outputs), jax.tree.map(lambda x: jnp.mean(x, axis=0), stats)
 
   def embed(
     self, params: Any, batch_stats: Any, views: Sequence[jax.Array], apart: bool = False

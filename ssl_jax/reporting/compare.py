@@ -1,10 +1,11 @@
 """Writes compare.html and compare.md for several runs, from the files of their workdirs.
 
-Nothing is computed here except means over seeds.
+Nothing is computed here except means over seeds, and means of differences between runs of the same seed.
 """
 
 import itertools
 import json
+import math
 import pathlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,7 +35,8 @@ def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> 
   lead += ' ± is one standard deviation over seeds.' if many else ''
   for run in (run for runs in groups.values() for run in runs if run.since):
     lead += f' {run.workdir} was evaluated at step {run.evaluation["step"]:,}{run.since}.'
-  sections = [*_comparison(groups, differing), *_differences(differing, runs)]
+  accuracy, *rest = _comparison(groups, differing)
+  sections = [accuracy, *_paired(groups, differing), *rest, *_differences(differing, runs)]
   return page.write(writable(out), 'compare', 'Comparison of runs', lead, sections)
 
 
@@ -42,6 +44,8 @@ def _differing(runs: Sequence[FinishedRun]) -> dict[str, list]:
   """{key: its value in each run} of the keys that differ; runs without a config (features from a file) have None."""
   # An empty value means the same as a key that an older run does not have.
   configs = [{k: v for k, v in run.settings.items() if k != 'seed' and v != ''} if run.config else {} for run in runs]
+  for config, run in zip(configs, runs, strict=True):
+    config |= {'fork_step': run.fork[1]} if run.fork else {}
   distinct = lambda key: {json.dumps(config.get(key)) for config in configs if config}
   keys = [key for key in sorted(set().union(*configs)) if len(distinct(key)) > 1]
   return {key: [config.get(key) for config in configs] for key in keys}
@@ -62,8 +66,9 @@ def _groups(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
     pairs = [(i, j) for group in groups for i, j in itertools.combinations(group, 2)]
     return [(i, j) for i, j in pairs if runs[i].config.get('seed') == runs[j].config.get('seed')]
 
-  # The numbers of kNN are named after k: runs that were evaluated with other k still have the same config.
-  keys = [key for key in differing if key != 'eval.k']
+  # The numbers of kNN are named after k: runs that were evaluated with other k still have the same config. So have
+  # forks of several seeds at one step, each of a parent of its own.
+  keys = [key for key in differing if key not in ('eval.k', 'fork')]
   if same(groups := grouped(keys)):
     groups = grouped(keys := list(differing))
   for i, j in same(groups):
@@ -150,6 +155,49 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
       parts.append(Figure(f'uniformity_tolerance_{space}', 'Up and to the right is better.', drawn))
     sections.append(Section(f'Measures of the {space} features', '', parts))
   return sections
+
+
+def _paired(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str] = ()) -> list[Section]:
+  """Differences of accuracies to the first config, between runs of the same seed, with their standard errors."""
+  if any(key.startswith(OF_TEST) for key in differing):
+    return []
+  by_seed = lambda runs: {run.config['seed']: run for run in runs if 'seed' in run.config}
+  (first, reference), *others = ((name, by_seed(runs)) for name, runs in groups.items())
+  found = {name: [(reference[seed], run) for seed, run in runs.items() if seed in reference] for name, runs in others}
+  found = {name: pairs for name, pairs in found.items() if pairs}
+  keys = list(dict.fromkeys(key for pairs in found.values() for _, run in pairs for key in run.accuracies))
+  rows: list[list[str | Number]] = []
+  for name, pairs in found.items():
+    shared = 'seed and start' if all(_same_start(a, b) for a, b in pairs) else 'seed'
+    row: list[str | Number] = [name, ', '.join(str(run.config['seed']) for _, run in pairs), shared]
+    for key in keys:
+      both = [(a.accuracies, b.accuracies) for a, b in pairs if key in a.accuracies and key in b.accuracies]
+      row.append(_difference(key, [b[key] - a[key] for a, b in both]) if both else '–')
+    rows.append(row)
+  if not rows:
+    return []
+  text = (
+    f'Accuracies minus those of {first}, of runs with the same seed. ± is the standard error of the mean difference; '
+    'one pair has none. Runs that share their start are forks of one checkpoint, or a fork and its parent.'
+  )
+  return [Section('Paired differences', text, [Table(['run', 'seeds', 'shared', *map(with_unit, keys)], rows)])]
+
+
+def _difference(key: str, values: Sequence[float]) -> Number:
+  """The mean of differences, with its standard error.
+
+  >>> str(_difference('knn5', [0.5, 1.0, 1.5]))
+  '+1.00 ± 0.29'
+  """
+  mean, spread = mean_and_spread(values)
+  return Number(f'difference.{key}', mean, '+.2f', None if spread is None else spread / math.sqrt(len(values)))
+
+
+def _same_start(a: FinishedRun, b: FinishedRun) -> bool:
+  """Whether two runs have the same state at some step: both are forks of it, or one is the parent of the other."""
+  place = lambda run: run.fork and (pathlib.Path(run.fork[0]).expanduser().resolve(), run.fork[1])
+  is_parent = lambda run, fork: fork and fork[0] == run.workdir.resolve()
+  return bool(place(a) and place(a) == place(b)) or is_parent(a, place(b)) or is_parent(b, place(a)) or False
 
 
 def _mark_best(key: str, cells: Mapping[str, dict[str, Number]]) -> None:

@@ -89,7 +89,14 @@ def _image_notes(config: ConfigDict, encoder: Encoder) -> Notes:
 
 
 def _sentence_notes(config: ConfigDict, encoder: models.BERT) -> Notes:
-  tokens = config.data.tokens
+  tokens, rules = config.data.tokens, config.data.vocabulary.endswith('.json')
+  file = 'tokenizer.json' if rules else 'vocab.txt'
+  load = "from transformers import BertTokenizerFast\n\ntokenizer = BertTokenizerFast('vocab.txt')\n"
+  if rules:
+    load = (
+      'from transformers import PreTrainedTokenizerFast\n\ntokenizer = PreTrainedTokenizerFast(tokenizer_file='
+      "'tokenizer.json')\ntokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)\n"
+    )
   pooled = {
     'cls': 'features = hidden[:, 0]',
     'mean': "mask = inputs['attention_mask'][..., None]\nfeatures = (hidden * mask).sum(1) / mask.sum(1)",
@@ -99,17 +106,15 @@ def _sentence_notes(config: ConfigDict, encoder: models.BERT) -> Notes:
     dtype=jnp.uint16,
     about={'tokens': str(tokens)},
     inputs=f'sentences of {tokens} tokens',
-    preprocessing='`vocab.txt` is its vocabulary, in lower case.',
+    preprocessing='`tokenizer.json` has its vocabulary.' if rules else '`vocab.txt` is its vocabulary, in lower case.',
     names='transformers',
     torch=(
-      'from transformers import BertTokenizerFast\n\n'
-      "tokenizer = BertTokenizerFast('vocab.txt')\n"
-      f"inputs = tokenizer(sentences, padding=True, truncation=True, max_length={tokens}, return_tensors='pt')\n"
+      f"{load}inputs = tokenizer(sentences, padding=True, truncation=True, max_length={tokens}, return_tensors='pt')\n"
       f'hidden = encoder(**inputs).last_hidden_state\n{pooled[encoder.pooling]}'
     ),
-    call=f'features = encoder.call(tokens)  # uint16 [n, {tokens}], entries of vocab.txt, padded with 0',
-    flags=' --config.data.vocabulary=vocab.txt',
-    files=('vocab.txt',),
+    call=f'features = encoder.call(tokens)  # uint16 [n, {tokens}], entries of {file}, padded with 0',
+    flags=f' --config.data.vocabulary={file}',
+    files=(file,),
   )
 
 

@@ -21,7 +21,7 @@ class Number(NamedTuple):
 
   def __str__(self) -> str:
     shown = format(self.value, self.form)
-    return shown if self.spread is None else f'{shown} ± {format(self.spread, self.form)}'
+    return shown if self.spread is None else f'{shown} ± {format(self.spread, self.form.removeprefix("+"))}'
 
 
 class Table(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from ssl_jax.config import flatten, relevant, upgrade
 from ssl_jax.reporting import figures, page
 from ssl_jax.reporting.page import Cards, Figure, Listing, Number, Part, Section, Table
-from ssl_jax.workdir import metric_log, progress
+from ssl_jax.workdir import fork, metric_log, progress
 from ssl_jax.workdir.files import read_json, writable
 
 MEASURES = {
@@ -87,6 +87,11 @@ class FinishedRun:
     return found
 
   @property
+  def fork(self) -> tuple[str, int] | None:
+    """The workdir and the step from which the run was forked."""
+    return fork.split(self.config['fork']) if self.config.get('fork') else None
+
+  @property
   def since(self) -> str:
     """A note if the run was trained further after the evaluation; otherwise ''."""
     last = max((row.get('step', 0) for row in self.rows), default=0)
@@ -115,6 +120,8 @@ def _lead(run: FinishedRun) -> str:
   words = []
   if run.config:
     words.append(f'{run.config["model"]["name"]}, loss {run.config["loss"]["name"]}, seed {run.config["seed"]}')
+  if run.fork:
+    words.append(f'forked from {run.fork[0]} at step {run.fork[1]:,}')
   if 'step' in run.evaluation:
     words.append(f'evaluated at step {run.evaluation["step"]:,} (epoch {run.evaluation["epoch"]:.4g}){run.since}')
   if run.evaluation:
@@ -194,7 +201,8 @@ def _training(run: FinishedRun) -> list[Section]:
     'gaps': 'Gaps of the two bounds of the balanced objective (Lee 2025).',
   }
   drawn = figures.training(run.rows)
-  return [Section('Training', '', [Figure(name, captions[name], chart) for name, chart in drawn.items()])]
+  text = f'Up to step {run.fork[1]:,} the curves are those of {run.fork[0]}.' if run.fork else ''
+  return [Section('Training', text, [Figure(name, captions[name], chart) for name, chart in drawn.items()])]
 
 
 def _similarities(run: FinishedRun) -> list[Section]:

@@ -144,6 +144,8 @@ def build(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -> 
   modality.views(config, on_device=True)
   resolve.eval_data(config)
   parts = methods.parts(config, AXIS)
+  if trains:
+    _check_microbatches(parts.method.parameters.get('microbatches', 1), config.batch_size, count)
   modality.check(config, parts.network.encoder)
   starts_from_file = config.init not in ('', 'random') and not resumed
   if starts_from_file:
@@ -204,6 +206,15 @@ def _assemble(
     views=Views([], lambda example: example, None),
     **clock,
   )
+
+
+def _check_microbatches(number: int, batch_size: int, devices: int) -> None:
+  """Raises a ValueError unless each device's part of a batch splits into microbatches of the same size."""
+  local = batch_size // devices
+  if local % number:
+    near = max(n for n in range(1, min(number, local) + 1) if local % n == 0)
+    on = f' on each of the {devices} devices' if devices > 1 else ''
+    raise ValueError(f'method.microbatches = {number} must divide the {local} examples of a batch{on}: try {near}')
 
 
 def _check_network(run: Run) -> None:

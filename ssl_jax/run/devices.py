@@ -7,17 +7,20 @@ difference.
 
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = 'batch'
+LARGEST_COPY = 2**30  # bytes sent to a device at once
 
 
 def start(processes: int, cpu_devices: int) -> None:
@@ -88,7 +91,7 @@ class Devices:
     """Host values -> one copy on each device."""
     if self.kind == 'pmap':
       return jax.tree.map(lambda x: self._stack([np.asarray(x)] * len(self.local)), tree)
-    return jax.tree.map(lambda x: self._global(np.asarray(x), P()), tree)
+    return jax.tree.map(self._copies, tree)
 
   def unreplicate(self, tree: Any) -> Any:
     """One copy of a replicated value, as numpy arrays."""
@@ -126,9 +129,28 @@ class Devices:
   def _stack(self, parts):
     """One array per local device -> one array with a leading device axis, as pmap takes it."""
     mesh = jax.sharding.Mesh(np.array(self.local), (AXIS,))
-    placed = [jax.device_put(part[None], device) for part, device in zip(parts, self.local, strict=True)]
+    placed = [_put(part[None], device, axis=1) for part, device in zip(parts, self.local, strict=True)]
     shape = (len(placed), *placed[0].shape[1:])
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), placed)
 
+  def _copies(self, x):
+    """An array that every device has as a whole."""
+    placed = [_put(np.asarray(x), device, axis=0) for device in self.local]
+    return jax.make_array_from_single_device_arrays(placed[0].shape, NamedSharding(self.mesh, P()), placed)
+
   def _global(self, x, spec):
     return jax.make_array_from_process_local_data(NamedSharding(self.mesh, spec), x)
+
+
+def _put(x: np.ndarray, device: jax.Device, axis: int) -> jax.Array:
+  """An array on a device; a large one part by part along `axis`, since jax copies what it sends to pinned memory."""
+  if x.nbytes <= LARGEST_COPY:
+    return jax.device_put(x, device)
+  whole = jax.jit(lambda: jnp.zeros(x.shape, x.dtype), out_shardings=SingleDeviceSharding(device))()
+  fill = jax.jit(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis), donate_argnums=0)
+  number = math.ceil(x.nbytes / LARGEST_COPY)
+  start = 0
+  for part in np.array_split(x, min(number, x.shape[axis]), axis):
+    whole = fill(whole, jax.device_put(part, device), start)
+    start += part.shape[axis]
+  return whole

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
@@ -23,16 +24,31 @@ class Checkpoints:
   with a warning, and a run that trains moves them to WORKDIR/damaged first.
   """
 
-  def __init__(self, workdir: pathlib.Path, identity: Mapping | None = None, keep: int | None = None):
-    """`identity` is `Run.identity`, saved for `files.check`. `keep` None: only read, even while a run is writing."""
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    identity: Mapping | None = None,
+    keep: int | None = None,
+    *,
+    keep_every: int = 0,
+    step: int | None = None,
+  ):
+    """Opens the checkpoints of a workdir.
+
+    Args:
+      identity: `Run.identity`, saved for `files.check`.
+      keep: the number of newest ones that stay. None: only read, even while a run is writing.
+      keep_every: above 0, the first one after every so many steps stays, too.
+      step: reads this one instead of the newest.
+    """
     self.identity, self.read_only, self.saving = identity, keep is None, -1
     self.bytes = 0  # of the state that is being saved
-    self.intact = _intact(workdir, set_aside=not self.read_only)
+    self.intact = _intact(workdir, set_aside=not self.read_only) if step is None else _undamaged(workdir, step)
     if keep is None:
       options = ocp.CheckpointManagerOptions(read_only=True)
     else:
       options = ocp.CheckpointManagerOptions(
-        max_to_keep=keep,
+        preservation_policy=_Kept(keep, keep_every),
         cleanup_tmp_directories=True,
         async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
       )
@@ -69,6 +85,15 @@ class Checkpoints:
     if (step := self.latest()) is None:
       raise ValueError(f'{self.manager.directory} has no checkpoint yet: train first')
     return State(**self._read(step, state=ocp.args.StandardRestore()))
+
+  def shapes(self) -> dict[str, tuple[int, ...]]:
+    """The shape of each array of the newest state, by its path."""
+    return shapes_of(self.newest())
+
+  def wait(self) -> None:
+    """Waits until everything is written."""
+    with self._writing():
+      self.manager.wait_until_finished()
 
   def unlogged(self) -> list[dict]:
     """The metrics of the steps before the newest state that are not in metrics.jsonl yet."""
@@ -127,10 +152,36 @@ class Checkpoints:
       checksums.write(pathlib.Path(folder))
 
   def close(self) -> None:
-    """Waits until everything is written."""
-    with self._writing():
-      self.manager.wait_until_finished()
+    """Waits until everything is written, and ends the threads that write."""
+    self.wait()
     self.manager.close()
+
+
+class _Kept(ocp.checkpoint_managers.PreservationPolicy):
+  """Which checkpoints stay: the newest ones, and the first one after each multiple of `every` steps."""
+
+  def __init__(self, newest: int, every: int):
+    self.newest, self.every = newest, every
+
+  def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+    del context
+    passed = [0, *(info.step // self.every if self.every else 0 for info in checkpoints)]
+    old = len(checkpoints) - self.newest
+    return [k >= old or passed[k + 1] > passed[k] for k in range(len(checkpoints))]
+
+
+def shapes_of(state: State) -> dict[str, tuple[int, ...]]:
+  """The shape of each array of a state, by its path; the same for a state and for its checkpoint."""
+  name = lambda part: str(getattr(part, 'key', getattr(part, 'name', getattr(part, 'idx', part))))
+  leaves = jax.tree_util.tree_leaves_with_path(state)
+  return {'/'.join(map(name, path)): np.shape(leaf) for path, leaf in leaves}
+
+
+def _undamaged(workdir: pathlib.Path, step: int) -> int:
+  """The step, if the files of its checkpoint match their checksums."""
+  if found := checksums.damage(workdir / 'checkpoints' / str(step)):
+    raise ValueError(f'{_damage(workdir, {step: found})}: give another step')
+  return step
 
 
 def _intact(workdir: pathlib.Path, *, set_aside: bool) -> int | None:

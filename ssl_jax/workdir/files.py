@@ -76,10 +76,20 @@ def saved(workdir: str | os.PathLike) -> bool:
 def _owner(workdir: pathlib.Path) -> dict | None:
   """The identity of the run that saved the newest checkpoint; of the one before it if that part of it is damaged."""
   for step in steps(workdir):
-    folder = workdir / 'checkpoints' / str(step)
-    if not checksums.damage(folder, 'config/'):
-      return read_json(folder / 'config' / 'metadata')  # as orbax lays it out
+    if not checksums.damage(workdir / 'checkpoints' / str(step), 'config/'):
+      return identity_at(workdir, step)
   return None
+
+
+def identity_at(workdir: pathlib.Path, step: int) -> dict:
+  """`Run.identity` of the run that saved a checkpoint."""
+  return read_json(workdir / 'checkpoints' / str(step) / 'config' / 'metadata')  # as orbax lays it out
+
+
+def difference_of(owner: Mapping, found: Mapping, among: Sequence[str] = ()) -> str | None:
+  """`config.difference` of two identities; what only loaded data tells is left out where `found` does not have it."""
+  data = {key: x for key, x in owner['data'].items() if key in found['data'] or key not in FOUND}
+  return difference({**owner, 'data': data}, found, among)
 
 
 def check(workdir: str | os.PathLike, identity: Mapping, *, trains: bool = False) -> pathlib.Path:
@@ -92,8 +102,7 @@ def check(workdir: str | os.PathLike, identity: Mapping, *, trains: bool = False
   folder = pathlib.Path(workdir).expanduser()
   refuse = lambda why: ValueError(f'--workdir={str(workdir)!r} holds {why}: give another directory')
   if (owner := _owner(folder)) is not None:
-    data = {key: x for key, x in owner['data'].items() if key in identity['data'] or key not in FOUND}
-    if differs := difference({**owner, 'data': data}, identity):
+    if differs := difference_of(owner, identity):
       raise refuse(f'a run of another config ({differs})')
   elif trains and (folder / 'evaluation.json').exists():
     raise refuse('an evaluation of other weights (evaluation.json)')

@@ -102,6 +102,13 @@ def _row(line: bytes) -> dict | None:
   return rename(row) if numbers and type(row.get('step')) is int else None
 
 
+def copy(parent: pathlib.Path, workdir: pathlib.Path, step: int) -> None:
+  """Starts the metrics.jsonl of a fork with the rows of its parent up to a step, and one that says so."""
+  if jax.process_index() == 0:
+    rows = [*(row for row in read(parent) if row['step'] <= step), {'step': step, 'forked_at': step}]
+    write_text(workdir / 'metrics.jsonl', ''.join(json.dumps(row) + '\n' for row in rows))
+
+
 class MetricLog:
   """Writes rows of metrics to metrics.jsonl and TensorBoard. Only the first process writes.
 

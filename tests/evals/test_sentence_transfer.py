@@ -64,6 +64,7 @@ def slow_accuracy(x, y, split, classes):
 
 @pytest.mark.parametrize('classes', [2, 3])
 @pytest.mark.parametrize('splits', [['all'], ['train', 'train', 'test'], ['train', 'dev', 'test']])
+@pytest.mark.slow
 def test_the_accuracy_is_that_of_slow_loops(splits, classes, monkeypatch):
   monkeypatch.setattr(sentence_transfer, 'FOLDS', 3)
   x, labels = examples(classes=classes)

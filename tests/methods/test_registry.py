@@ -175,6 +175,7 @@ def test_the_host_crops_small_views_too(tmp_path):
   np.testing.assert_allclose(other, losses, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_method_of_contributing_trains_and_resumes(tmp_path, monkeypatch):
   """The page's method, as it stands there, on two devices, interrupted once."""
   blocks = re.findall(r'```python\n(.*?)```', pathlib.Path('CONTRIBUTING.md').read_text(), re.DOTALL)

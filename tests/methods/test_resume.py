@@ -6,6 +6,8 @@ import pytest
 from ssl_jax import train
 from tests.helpers import asked_to_stop_at, final, tiny
 
+pytestmark = pytest.mark.slow  # it trains every method that has a state
+
 NONE, TENTH = dict(name='none'), dict(name='constant', tau=0.1)
 STATES = {
   'queue': ({'method': dict(name='moco', queue=64, momentum=0.9)}, {'momentum', 'queue', 'pointer', 'keys'}),
@@ -29,7 +31,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize('name', [pytest.param(n, marks=() if n == 'centre' else pytest.mark.slow) for n in STATES])
+@pytest.mark.parametrize('name', STATES)
 def test_interrupted_and_resumed_is_bit_identical(name, tmp_path):
   changes, extra = STATES[name]
   chosen = tiny(tmp_path, **changes, steps=5, **{'parallel.devices': 2, 'eval.k': ()})

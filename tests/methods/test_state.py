@@ -20,6 +20,8 @@ from ssl_jax.run.devices import AXIS, Devices
 from ssl_jax.run.state import State, average_of
 from ssl_jax.run.update import make_update
 
+pytestmark = pytest.mark.slow  # it compiles every method
+
 BATCH, EXAMPLES, STEPS, RATE, D = 8, 24, 10, 0.5, 4
 TAU = 0.3
 
@@ -323,7 +325,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize('name', KINDS)
-@pytest.mark.parametrize(('kind', 'devices'), [('pmap', 2), pytest.param('shard_map', 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(('kind', 'devices'), [('pmap', 2), ('shard_map', 4)])
 def test_the_same_state_on_any_devices(name, kind, devices):
   method = max((known for known in methods.METHODS if name.startswith(known)), key=len)
   one, values = trace(method, 1, **KINDS[name])

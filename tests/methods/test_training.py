@@ -16,6 +16,8 @@ from ssl_jax.run import optimizers
 from ssl_jax.run.state import State
 from ssl_jax.run.update import example_keys, make_update
 
+pytestmark = pytest.mark.slow  # it trains every method
+
 SEED, IMAGES, BATCH, SIZE, CROP = 0, 2000, 20, 16, 12
 STEPS = IMAGES // BATCH  # an epoch
 EPOCHS, MOST_EPOCHS = 2, 3
@@ -230,10 +232,7 @@ def trained(name, seed):
   return np.array(losses), method, state
 
 
-QUICK = ('simclr', 'moco', 'byol', 'barlow_twins')  # the others are for make test-all
-
-
-@pytest.mark.parametrize('name', [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in METHODS])
+@pytest.mark.parametrize('name', METHODS)
 def test_every_method_learns(name):
   losses, method, state = trained(name, SEED)
   params, batch_stats = state.evaluated

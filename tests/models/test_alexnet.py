@@ -24,6 +24,7 @@ def test_parameters_match_the_paper():
     assert variables['params']['fc6']['kernel'].shape == ({64: 49, 32: 9}[size] * 192, 4096)
 
 
+@pytest.mark.slow
 def test_outputs_and_gradients_match_torch():
   torch_models.assert_same_network(models.create('alexnet_small'), torch_models.AlexNet(24), (16, 24, 24, 3))
 

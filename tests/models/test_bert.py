@@ -10,6 +10,8 @@ import torch
 from ssl_jax import models
 from ssl_jax.models import bert, torch_weights
 
+pytestmark = pytest.mark.slow  # it compiles transformers
+
 KEY = jax.random.key(0, impl='rbg')
 SMALL = dict(width=24, depth=2, heads=3, vocabulary=50, positions=12)
 

@@ -8,6 +8,8 @@ import pytest
 
 from ssl_jax import models
 
+pytestmark = pytest.mark.slow  # it compiles each network twice
+
 KEY = jax.random.key(0, impl='rbg')  # compiles several times faster than threefry
 ENCODERS = {
   'basic': dict(name='resnet_tiny', width=8, stage_sizes=(1, 2)),
@@ -34,7 +36,6 @@ def step(module, variables, images, axis_name=None):
   return features, gradients, changed
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'devices'), [('basic', 2), ('bottleneck', 1), ('vit', 1)])
 def test_the_same_step(name, devices):
   with jax.enable_x64(True):  # in float32 the gradients of the ViT's first token are nearly all rounding

@@ -34,6 +34,7 @@ def number_of_parameters(variables):
   'name, count',
   [('resnet18', 11_176_512), ('resnet34', 21_284_672), ('resnet50', 23_508_032), ('resnet101', 42_500_160)],
 )
+@pytest.mark.slow
 def test_parameters_match_torchvision(name, count):
   """Counts without the last layer of torchvision's models, and every shape under its name, for both stems."""
   assert number_of_parameters(shapes(models.create(name))) == count
@@ -47,9 +48,10 @@ def test_parameters_match_torchvision(name, count):
 @pytest.mark.parametrize(
   'name, stem, stage_sizes, shape',
   [
-    ('resnet18', 'imagenet', (2, 2, 2, 2), (8, 33, 47, 3)),  # odd sizes: padding on the wrong side would show
+    # odd sizes: padding on the wrong side would show
+    pytest.param('resnet18', 'imagenet', (2, 2, 2, 2), (8, 33, 47, 3), marks=pytest.mark.slow),
     ('resnet18', 'cifar', (1, 2), (8, 16, 16, 3)),
-    ('resnet50', 'imagenet', (2, 2), (8, 32, 32, 3)),
+    pytest.param('resnet50', 'imagenet', (2, 2), (8, 32, 32, 3), marks=pytest.mark.slow),
   ],
 )
 def test_outputs_and_gradients_match_torch(name, stem, stage_sizes, shape):

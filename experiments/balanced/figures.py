@@ -1,0 +1,119 @@
+"""Figures 3 to 6 of Lee 2025 from results.jsonl, with the rows that have been run.
+
+  python -m experiments.balanced.figures
+
+writes for CIFAR-10, and for ImageNet with names that end in _imagenet: grid.svg, the accuracy by α and λ (Fig. 4 and
+5), bias.svg, the accuracy against the prototype bias (Fig. 3), and gaps.svg, the gaps of the bounds over training
+(Fig. 6). A cell that has not been run is empty.
+"""
+
+import pathlib
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import tables
+from experiments.balanced import sweep
+from experiments.balanced_imagenet import sweep as imagenet
+from ssl_jax.reporting.figures import COLOURS, MARKS, style, svg
+
+EXPERIMENTS = pathlib.Path(__file__).parent.parent
+SWEEPS = {'balanced': ('', sweep.SWEEP), 'balanced_imagenet': ('_imagenet', imagenet.SWEEP)}
+ACCURACY, BIAS = 'linear', 'projector/prototype_bias_sampled'
+Results = Mapping[str, Sequence[Mapping]]  # {row name: its results, one per seed}
+
+
+def mean_of(results: Results, name: str, metric: str) -> float:
+  """The mean of a metric over the seeds of a row; NaN without results."""
+  found = [result['metrics'][metric] for result in results.get(name, ()) if metric in result['metrics']]
+  return statistics.mean(found) if found else np.nan
+
+
+def grid_values(results: Results, loss: str) -> np.ndarray:
+  """Linear accuracy of a loss; rows are λ, columns α, and NaN is not run.  -> [4, 4]"""
+  cell = lambda alpha, lam: mean_of(results, f'{loss}_{alpha}_{lam}', ACCURACY)
+  return np.array([[cell(alpha, lam) for alpha in sweep.VALUES] for lam in sweep.VALUES])
+
+
+@style()
+def grid(results: Results) -> Figure | None:
+  """A heat map for each loss, on one scale."""
+  values = {loss: grid_values(results, loss) for loss in sweep.LOSSES}
+  found = np.concatenate([x[np.isfinite(x)] for x in values.values()])
+  if not len(found):
+    return None
+  low, high = found.min() - 0.5, found.max() + 0.5
+  figure = Figure(figsize=(7.2, 3.4), layout='constrained')
+  axes = figure.subplots(1, len(values), sharey=True)
+  for axis, (loss, accuracy) in zip(axes, values.items(), strict=True):
+    image = axis.imshow(accuracy, origin='lower', cmap='viridis', vmin=low, vmax=high)
+    for (row, column), value in np.ndenumerate(accuracy):
+      if np.isfinite(value):
+        colour = 'white' if value < (low + high) / 2 else 'black'
+        axis.text(column, row, f'{value:.1f}', ha='center', va='center', color=colour, fontsize=9)
+    ticks = range(len(sweep.VALUES))
+    axis.set(title=sweep.LOSSES[loss], xlabel='α', xticks=ticks, yticks=ticks)
+    axis.set(xticklabels=sweep.VALUES, yticklabels=sweep.VALUES)
+    axis.grid(False)
+  axes[0].set_ylabel('λ')
+  figure.colorbar(image, ax=axes, label='linear accuracy, %')
+  return figure
+
+
+@style()
+def bias(results: Results) -> Figure | None:
+  """Accuracy against the prototype bias, one point per augmentation."""
+  names = ('nt_xent', *(f'nt_xent_{name}' for name in imagenet.AUGMENTATIONS))
+  points = {name: (mean_of(results, name, BIAS), mean_of(results, name, ACCURACY)) for name in names}
+  points = {name: point for name, point in points.items() if np.isfinite(point).all()}
+  if not points:
+    return None
+  figure = Figure(figsize=(4.9, 3.4), layout='constrained')
+  axis = figure.subplots()
+  for i, (name, point) in enumerate(points.items()):
+    title = imagenet.AUGMENTATIONS.get(name.removeprefix('nt_xent_'), 'base')
+    axis.scatter(*point, s=60, color=COLOURS[i], marker=MARKS[i], label=title)
+  axis.set(xlabel='prototype bias', ylabel='linear accuracy, %')
+  axis.legend(fontsize=8)
+  return figure
+
+
+@style()
+def gaps(results: Results) -> Figure | None:
+  """The gaps of the attracting (Eq. 8) and the repelling bound (Eq. 10) over training, of the first seed."""
+  found = results.get('bounds', ())
+  if not found:
+    return None
+  figure = Figure(figsize=(4.9, 3.4), layout='constrained')
+  axis = figure.subplots()
+  for colour, mark, (name, points) in zip(COLOURS, MARKS, found[0]['history'].items(), strict=False):
+    label = name.partition('/')[2].replace('_', ' ')
+    axis.plot(*zip(*points, strict=True), color=colour, marker=mark, markersize=4, label=label)
+  axis.set(xlabel='epoch', ylabel='mean gap', ylim=(0, None))
+  axis.legend()
+  return figure
+
+
+FIGURES: dict[str, Callable[[Results], Figure | None]] = {'grid': grid, 'bias': bias, 'gaps': gaps}
+
+
+def main(results: pathlib.Path = EXPERIMENTS, out: pathlib.Path | None = None) -> list[pathlib.Path]:
+  """Draws all figures that have results, and returns their files."""
+  files = []
+  for folder, (ending, chosen) in SWEEPS.items():
+    finished = tables.done(chosen, results / folder)
+    found: dict[str, list] = {}
+    for (name, _), result in sorted(finished.items()):
+      found.setdefault(name, []).append(result)
+    for name, draw in FIGURES.items():
+      if figure := draw(found):
+        files.append((out or EXPERIMENTS / 'balanced') / f'{name}{ending}.svg')
+        files[-1].write_text(svg(figure, paper='white'))
+  return files
+
+
+if __name__ == '__main__':
+  print('\n'.join(map(str, main(*map(pathlib.Path, sys.argv[1:])))))

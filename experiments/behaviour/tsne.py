@@ -1,0 +1,95 @@
+"""Figure 2 of Wang & Liu 2021: t-SNE of the embeddings of the test images, one panel per run.
+
+  python -m experiments.behaviour.sweep --of='Figure 2'
+  python -m experiments.behaviour.tsne
+
+draws the runs of the figure that have a checkpoint in runs/behaviour, to tsne.svg beside this file. Other workdirs can
+be given: python -m experiments.behaviour.tsne WORKDIR ... Needs scikit-learn (pip install -e '.[tsne]').
+"""
+
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from configs import base
+from experiments.behaviour.sweep import SWEEP
+from ssl_jax import config
+from ssl_jax.evals.image_evaluator import ImageEvaluator
+from ssl_jax.reporting.figures import COLOURS, MARKS, style, svg
+from ssl_jax.run import builder
+from ssl_jax.workdir import files
+from ssl_jax.workdir.checkpoints import Checkpoints
+
+RUNS = pathlib.Path('runs/behaviour')
+OUT = pathlib.Path(__file__).parent / 'tsne.svg'
+IMAGES = 2000  # test images in a panel
+PERPLEXITY = 30.0
+
+
+def embeddings(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
+  """Projector outputs of the test images by the newest checkpoint, of unit length, and labels.  -> [n, d], [n]"""
+  chosen = config.restore(files.read_config(workdir), base.get_config())
+  run = builder.build(chosen, resumed=True, trains=False)
+  checkpoints = Checkpoints(files.check(workdir, run.identity))
+  if checkpoints.latest() is None:
+    raise ValueError(f'{workdir} has no checkpoint: run it, or leave it out')
+  state = checkpoints.restore(run.initial_state())
+  checkpoints.close()
+  spaces, labels = ImageEvaluator(run).spaces(run.devices.replicate(state), layers=('projector',))
+  x = spaces['projector'].test
+  return x / np.linalg.norm(x, axis=1, keepdims=True), labels.test
+
+
+def plane(x: np.ndarray, seed: int = 0) -> np.ndarray:
+  """t-SNE of cosine distances, from the principal components.  [n, d] -> [n, 2]"""
+  try:
+    from sklearn.manifold import TSNE
+  except ImportError:
+    raise ValueError("t-SNE needs scikit-learn, which is not installed: pip install -e '.[tsne]'") from None
+  settings = dict(perplexity=min(PERPLEXITY, (len(x) - 1) / 3), method='exact' if len(x) < 200 else 'barnes_hut')
+  return TSNE(**settings, metric='cosine', init='pca', random_state=seed).fit_transform(x)
+
+
+@style()
+def draw(panels: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
+  """{title: (points [n, 2], labels [n])} side by side, a colour and a mark per class."""
+  figure = Figure(figsize=(3.4 * len(panels), 3.6), layout='constrained')
+  axes = figure.subplots(1, len(panels), squeeze=False)[0]
+  for axis, (title, (points, labels)) in zip(axes, panels.items(), strict=True):
+    for i, c in enumerate(np.unique(labels)):
+      mark = MARKS[i // len(COLOURS) % len(MARKS)]
+      axis.scatter(
+        *points[labels == c].T, s=5, linewidths=0, color=COLOURS[i % len(COLOURS)], marker=mark, rasterized=True
+      )
+    axis.set(title=title, xticks=[], yticks=[], aspect='equal')
+    axis.grid(False)
+  return figure
+
+
+def main(workdirs: Sequence[pathlib.Path] = (), out: pathlib.Path = OUT) -> pathlib.Path | None:
+  """Draws the runs, and returns the file; those of Figure 2 unless workdirs are given."""
+  titles = {RUNS / f'{row.name}_seed0': row.title for row in SWEEP.of('Figure 2')}
+  if not workdirs:
+    workdirs = [workdir for workdir in titles if (workdir / 'checkpoints').is_dir()]
+    if lacking := [str(workdir) for workdir in titles if workdir not in workdirs]:
+      print(f'no checkpoint in {", ".join(lacking)}: run python -m experiments.behaviour.sweep --of="Figure 2"')
+  panels = {}
+  for workdir in workdirs:
+    x, labels = embeddings(workdir)
+    chosen = np.sort(np.random.default_rng(0).permutation(len(x))[:IMAGES])
+    panels[titles.get(workdir, workdir.name)] = plane(x[chosen]), labels[chosen]
+  if not panels:
+    return None
+  out.write_text(svg(draw(panels), paper='white'))
+  return out
+
+
+if __name__ == '__main__':
+  try:
+    if written := main([pathlib.Path(argument) for argument in sys.argv[1:]]):
+      print(written)
+  except ValueError as error:
+    sys.exit(f'tsne: {error}')

@@ -1,0 +1,228 @@
+"""Decoded images in a file: decoded once, in parallel, and mapped into memory by every later run.
+
+NAME.npy holds uint8 [N, size, size, 3]: the shorter side of an image is resized to `size`, and its center is cropped.
+NAME.json has the fingerprint of the source, and a checksum for each block of images. A block counts if its checksum is
+there and matches, and every other block is decoded. This one rule makes a new file, continues one whose process was
+killed, and repairs one that is damaged. Another fingerprint, of a folder that has changed, starts a new file.
+"""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import shutil
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.data import sources
+from ssl_jax.data.npz import is_regular
+
+try:
+  import fcntl
+except ImportError:  # Windows
+  fcntl = None  # type: ignore[assignment]
+
+BLOCK = 2**24  # bytes of a block, at most, if an image is not larger
+COMPARED = 8  # images that are decoded again at each start
+SAY_SECONDS, SAVE_SECONDS = 10.0, 5.0  # between lines of progress, and between writes of NAME.json
+THREADS = os.cpu_count() or 1  # Pillow releases the interpreter lock
+
+
+def load(source: sources.Source, image_size: int, folder: str) -> sources.Arrays:
+  """`source.in_memory(image_size)`, by way of a file in `folder`; the images are mapped and not copied.
+
+  Sources that are in memory already have no file.
+  """
+  if not (fingerprint := source.fingerprint()):
+    return source.in_memory(image_size)
+  file = _writable(folder) / f'{source.label}_{image_size}px.npy'
+  with _locked(file):
+    cache = _Cache(file, source, image_size, fingerprint)
+    cache.complete()
+  return cache.images()
+
+
+class _Cache:
+  """The file of a source, and what is known about it."""
+
+  def __init__(self, file: pathlib.Path, source: sources.Source, image_size: int, fingerprint: str):
+    self.file, self.source, self.size = file, source, image_size
+    self.shape = (len(source), image_size, image_size, 3)
+    self.step = max(BLOCK // (3 * image_size**2), 1)  # images of a block
+    self.identity = {
+      'fingerprint': fingerprint,
+      'paired': source.paired,  # an image without its text is broken then
+      'shape': list(self.shape),
+      'block': self.step,
+    }
+    self.starts = range(0, len(source), self.step)
+
+  def complete(self) -> None:
+    """Makes the file, or what of it is missing or damaged."""
+    self.known = self._read()
+    missing = self._missing() if self._mapped() is not None else None
+    if missing is None or (len(missing) < len(self.starts) and not self._as_decoded(missing)):
+      self.file.unlink(missing_ok=True)  # not written over: another run may have mapped it
+      with _writing(self.file):
+        np.lib.format.open_memmap(self.file, 'w+', np.uint8, self.shape).flush()
+      self.known = {**self.identity, 'checksums': [None] * len(self.starts), 'broken': []}
+      missing = list(self.starts)
+    if missing:
+      self._require_space(len(missing) * self.step * self.size**2 * 3)
+      self._decode(missing)
+
+  def images(self) -> sources.Arrays:
+    """The images of a complete file, as `Source.in_memory` returns them."""
+    source, images = self.source, self._mapped()
+    assert images is not None
+    labels, broken = source.labels, self.known['broken']
+    source.skipped.update(broken)
+    if broken:  # rare, and worth a copy
+      good = source.readable()
+      images, labels = images[good], None if labels is None else labels[good]
+    return source.decoded_as(images, labels)
+
+  def _read(self) -> dict[str, Any]:
+    """NAME.json, if it belongs to this source; otherwise {}."""
+    try:
+      known = json.loads(self.file.with_suffix('.json').read_bytes())
+      same = all(known[key] == value for key, value in self.identity.items())
+      return known if same and len(known['checksums']) == len(self.starts) and isinstance(known['broken'], list) else {}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+      return {}
+
+  def _write(self) -> None:
+    part = self.file.with_suffix('.json.part')
+    with _writing(part):
+      part.write_text(json.dumps(self.known))
+      part.replace(self.file.with_suffix('.json'))
+
+  def _mapped(self) -> np.ndarray | None:
+    """The images of the file; None if it is not the file of this source."""
+    try:
+      if not (self.known and is_regular(self.file)):
+        return None
+      images = np.load(self.file, mmap_mode='r', allow_pickle=False)
+      return np.asarray(images) if (images.shape, images.dtype) == (self.shape, np.uint8) else None
+    except (OSError, ValueError, EOFError):
+      return None
+
+  def _missing(self) -> list[int]:
+    """The blocks that do not count, by their first image."""
+    images, broken = self._mapped(), self.known['broken']
+    assert images is not None
+
+    def counts(start: int) -> bool:
+      if self.source.broken == 'error' and any(start <= k < start + self.step for k in broken):
+        return False  # to name the image
+      expected = self.known['checksums'][start // self.step]
+      return expected is not None and zlib.crc32(images[start : start + self.step].data) == expected
+
+    with ThreadPoolExecutor(THREADS) as pool:
+      return [start for start, good in zip(self.starts, pool.map(counts, self.starts), strict=True) if not good]
+
+  def _as_decoded(self, missing: Sequence[int]) -> bool:
+    """Whether some images are what decoding them gives; another version of Pillow may round differently."""
+    images = self._mapped()
+    assert images is not None
+    lost = {*missing, *(k // self.step * self.step for k in self.known['broken'])}
+    positions = np.linspace(0, len(images) - 1, COMPARED).astype(int)
+    again = np.empty((1, *self.shape[1:]), np.uint8)
+    for k in (int(k) for k in positions if k // self.step * self.step not in lost):
+      self.source.decode(range(k, k + 1), again)
+      if not np.array_equal(again[0], images[k]):
+        return False
+    return True
+
+  def _require_space(self, needed: int) -> None:
+    # The blocks that are missing may have their space already, where the file was not new: they are few then.
+    if (free := shutil.disk_usage(self.file.parent).free) < needed:
+      raise ValueError(
+        f'data.cache = {str(self.file.parent)!r} has {free / 1e9:,.1f} GB free, and {len(self.source):,} images of '
+        f'{self.size} pixels need {needed / 1e9:,.1f}: make room there, or give another folder'
+      )
+
+  def _decode(self, missing: Sequence[int]) -> None:
+    """Decodes blocks into the file, and keeps what is done if it is interrupted."""
+    header = self.file.stat().st_size - math.prod(self.shape)  # bytes
+    total, done, begun = len(self.source), 0, time.monotonic()
+    said = saved = begun
+    _say(f'decoding {total:,} images at {self.size} pixels into {self.file} ({THREADS} threads)')
+    known = sum(len(range(total)[start : start + self.step]) for start in self.starts if start not in {*missing})
+
+    def fill(start: int) -> tuple[int, int, list[int]]:
+      positions = range(total)[start : start + self.step]
+      block = np.zeros((len(positions), *self.shape[1:]), np.uint8)
+      broken = self.source.decode(positions, block)
+      with _writing(self.file), self.file.open('r+b') as stream:  # a full disk would kill a process that maps it
+        stream.seek(header + start * block[0].nbytes)
+        stream.write(block.data)
+      return start, zlib.crc32(block.data), broken
+
+    pool = ThreadPoolExecutor(THREADS)
+    try:
+      for start, checksum, broken in pool.map(fill, missing):
+        self.known['checksums'][start // self.step] = checksum
+        kept = [k for k in self.known['broken'] if not start <= k < start + self.step]
+        self.known['broken'] = sorted(kept + broken)
+        done += len(range(total)[start : start + self.step])
+        now = time.monotonic()
+        if now - said > SAY_SECONDS:
+          rate, said = done / (now - begun), now
+          left = (total - known - done) / rate
+          _say(f'{known + done:,} of {total:,} images decoded, {rate:,.0f} images/s, {left:,.0f} s left')
+        if now - saved > SAVE_SECONDS:
+          self._write()
+          saved = now
+    finally:
+      pool.shutdown(cancel_futures=True)
+      self._write()
+    _say(f'decoded {done:,} images in {time.monotonic() - begun:,.0f} s')
+
+
+def _say(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)
+
+
+def _writable(folder: str) -> pathlib.Path:
+  path = pathlib.Path(folder).expanduser()
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+  except OSError as error:
+    raise ValueError(f'data.cache = {folder!r} cannot be written ({error.strerror}): give another folder') from None
+
+
+@contextlib.contextmanager
+def _writing(file: pathlib.Path) -> Iterator[None]:
+  """Names the file in the error of a full disk, in one line."""
+  try:
+    yield
+  except OSError as error:
+    raise ValueError(
+      f'{file} cannot be written ({error.strerror or error}): make room there, or give another folder as data.cache'
+    ) from error
+
+
+@contextlib.contextmanager
+def _locked(file: pathlib.Path) -> Iterator[None]:
+  """One process at a time; another one that wants the same file waits for it."""
+  path = file.with_suffix('.lock')
+  with _writing(path):
+    lock = path.open('a')
+  with lock:
+    if fcntl is not None:
+      with contextlib.suppress(OSError):  # a file system without locks
+        try:
+          fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+          _say(f'another process is writing {file}: waiting for it')
+          fcntl.flock(lock, fcntl.LOCK_EX)
+    yield

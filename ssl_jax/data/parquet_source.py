@@ -1,0 +1,289 @@
+"""Images, with or without text, in Parquet files as Hugging Face datasets are stored.
+
+The unit of reading is a row group of some 100 to 1,000 rows. Each process keeps the last few, and an epoch visits the
+images of a few random row groups at a time (`Source.window`). Paths in the files are not followed.
+"""
+
+import functools
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from ssl_jax.data import shards
+from ssl_jax.data.folder_source import LARGEST_IMAGE, shown
+from ssl_jax.data.shards import Shard
+from ssl_jax.data.sources import THREADS, Source, digest_of, one_line
+from ssl_jax.registry import nearest
+
+WINDOW = 4096  # images that are shuffled together, unless data.shuffle_window says otherwise
+OPEN = 64  # files that a process keeps open
+ITEM = np.dtype([('file', '<i4'), ('group', '<i4'), ('row', '<i4')])  # the row within its row group
+
+# The usual names, the first of which is taken.
+IMAGE = ('image', 'img', 'jpg', 'png', 'webp', 'image_bytes')
+TEXT = ('caption', 'captions', 'text', 'txt', 'sentences', 'sentence')
+LABEL = ('label', 'labels', 'cls', 'class')
+
+
+class Columns(NamedTuple):
+  """Names of columns; an empty one does not exist."""
+
+  image: str
+  text: str
+  label: str
+
+
+class Parquet(Source):
+  """Items are rows of row groups (`ITEM`)."""
+
+  def __init__(
+    self,
+    items: np.ndarray,
+    *more: Any,
+    files: Sequence[Shard],
+    rows: Sequence[np.ndarray],
+    columns: Columns,
+    window: int,
+    **named: Any,
+  ):
+    super().__init__(items, *more, **named)
+    self.files, self.rows, self.columns, self.window = tuple(files), tuple(rows), columns, window
+    groups = sum(map(len, rows))
+    self.kept = window * groups // max(len(items), 1) + 2  # row groups in memory: those of a window
+
+  def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
+    return [functools.partial(self._open, k) for k in positions]
+
+  def where(self, position: int) -> str:
+    file, group, row = self.items[position].tolist()
+    return f'{shown(self.files[file].path)}: row {self.rows[file][:group].sum() + row}'
+
+  def name(self, position: int) -> str:
+    file, group, row = self.items[position].tolist()
+    return f'{self.files[file].name}:{self.rows[file][:group].sum() + row}'
+
+  def fingerprint(self) -> str:
+    return digest_of([*map(str, self.files), str(self.columns), self.items.tobytes().hex()])
+
+  def identities(self) -> list[Hashable]:
+    real = [os.path.realpath(file.path) for file in self.files]
+    return [(real[file], group, row) for file, group, row in self.items.tolist()]
+
+  def blocks(self) -> np.ndarray:
+    new = np.diff(self.items['file'], prepend=-1).astype(bool) | np.diff(self.items['group'], prepend=-1).astype(bool)
+    return np.flatnonzero(new)
+
+  def subset(self, positions: np.ndarray) -> 'Source':
+    part = super().subset(positions)
+    part.window = -(-self.window * len(part) // max(len(self), 1))  # still the images of as many row groups
+    return part
+
+  def has_text(self) -> bool:
+    return bool(self.columns.text)
+
+  def read_captions(self, position: int) -> tuple[str, ...]:
+    value = self._value(position, self.columns.text)
+    texts = [value] if isinstance(value, str) else value or []
+    return tuple(text.strip() for text in texts if isinstance(text, str) and text.strip())
+
+  def _open(self, position: int) -> Image.Image:
+    value = self._value(position, self.columns.image)
+    content = value.get('bytes') if isinstance(value, dict) else value
+    if not content:
+      raise OSError('it has no bytes')
+    if len(content) > LARGEST_IMAGE:
+      raise OSError(f'it has {len(content) / 2**30:,.0f} GiB')
+    return Image.open(io.BytesIO(content))
+
+  def _value(self, position: int, column: str) -> Any:
+    file, group, row = self.items[position].tolist()
+    needed = tuple(name for name in (self.columns.image, self.columns.text if self.paired else '') if name)
+    if column not in needed:
+      needed = (column,)
+    return _row_group(self.files[file], group, needed, self.kept)[column][row].as_py()
+
+
+_GROUPS: dict[tuple[Shard, int, tuple[str, ...]], Any] = {}  # tables, the oldest first
+_READING = threading.Lock()
+
+
+def _row_group(file: Shard, group: int, columns: tuple[str, ...], kept: int) -> Any:
+  """Some columns of a row group, as a table. The `kept` latest are kept."""
+  import pyarrow as pa
+
+  key = (file, group, columns)
+  if (table := _GROUPS.get(key)) is not None:
+    return table
+  with _READING:  # one reader per file, and no group is read twice
+    if (table := _GROUPS.get(key)) is None:
+      try:
+        table = _opened(file).read_row_group(group, columns=list(columns))
+      except pa.ArrowException as error:
+        raise OSError(f'row group {group} cannot be read: {one_line(error)}') from error
+      _GROUPS[key] = table
+      while len(_GROUPS) > kept:
+        del _GROUPS[next(iter(_GROUPS))]
+  return table
+
+
+@functools.lru_cache(maxsize=OPEN)
+def _opened(file: Shard) -> Any:
+  import pyarrow as pa
+  import pyarrow.parquet as pq
+
+  opened = pq.ParquetFile(pa.OSFile(file.path))
+  status = os.stat(file.path)
+  if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime):
+    raise OSError('the file has changed since the run began')
+  return opened
+
+
+def load(data: Mapping[str, Any], split: str) -> Parquet:
+  """The images of a split. Labels are numbers or names of classes, if every image has one."""
+  try:
+    import pyarrow.parquet  # noqa: F401
+  except ModuleNotFoundError:
+    raise ValueError("data.source = 'parquet' needs pyarrow: pip install -e '.[parquet]'") from None
+  files = shards.find(data, split, '.parquet')
+  columns = _columns(data, files[0], _footer(files[0])[0])
+
+  def read(file: Shard) -> tuple[np.ndarray, Any]:
+    schema, rows = _footer(file)
+    if missing := [name for name in columns if name and name not in schema.names]:
+      raise ValueError(f'{shown(file.path)} has no column {missing[0]!r}: it has {", ".join(schema.names)}')
+    return rows, _column(file, columns.label) if columns.label else None
+
+  with ThreadPoolExecutor(THREADS) as pool:
+    rows, labels = zip(*pool.map(read, files), strict=True)
+  items = np.zeros(sum(int(count.sum()) for count in rows), ITEM)
+  if not len(items):
+    raise ValueError(f'data.{split}_split = {data[f"{split}_split"]!r} has no rows: check data.path')
+  counts = np.concatenate(rows)
+  items['file'] = np.repeat(np.arange(len(files)), [count.sum() for count in rows])
+  items['group'] = np.repeat(np.concatenate([np.arange(len(count)) for count in rows]), counts)
+  items['row'] = np.arange(len(items)) - np.repeat(np.cumsum(counts) - counts, counts)
+  found = _labels(data, split, files, columns.label, np.concatenate(labels)) if columns.label else (None, ())
+  window = data.get('shuffle_window', 0) or WINDOW
+  return Parquet(items, *found, data['broken'], files=files, rows=rows, columns=columns, window=window)
+
+
+def _footer(file: Shard) -> tuple[Any, np.ndarray]:
+  """(schema, rows of each row group) of a file."""
+  import pyarrow as pa
+
+  try:
+    opened = _opened(file)
+    metadata = opened.metadata
+    return opened.schema_arrow, np.array([metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)], int)
+  except (pa.ArrowException, OSError) as error:
+    raise ValueError(f'{shown(file.path)} is not a Parquet file ({one_line(error)}): copy it again') from error
+
+
+def _column(file: Shard, name: str) -> np.ndarray:
+  """A whole column, as numbers or texts; None where there is no value.  -> object or int64 [rows]"""
+  import pyarrow as pa
+
+  try:
+    with _READING:
+      column = _opened(file).read(columns=[name]).column(name)
+  except pa.ArrowException as error:
+    raise ValueError(f'{shown(file.path)}: column {name!r} cannot be read ({one_line(error)})') from error
+  if pa.types.is_integer(column.type) and not column.null_count:
+    return column.to_numpy()
+  return np.array(column.to_pylist(), object)
+
+
+def _columns(data: Mapping[str, Any], file: Shard, schema: Any) -> Columns:
+  """The columns that `data.columns` names or, if it is empty, those with a usual name and a type that fits."""
+  import pyarrow as pa
+
+  is_text = lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind)
+  is_list = lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind)
+  is_bytes = lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+  fits = {
+    'image': lambda kind: (
+      is_bytes(kind)
+      or (pa.types.is_struct(kind) and kind.get_field_index('bytes') >= 0 and is_bytes(kind.field('bytes').type))
+    ),
+    'text': lambda kind: is_text(kind) or (is_list(kind) and is_text(kind.value_type)),
+    'label': lambda kind: pa.types.is_integer(kind) or is_text(kind),
+  }
+  names, types = schema.names, dict(zip(schema.names, schema.types, strict=True))
+  given = data.get('columns', '')
+  if given:
+    chosen = [name.strip() for name in given.split(',')]
+    if len(chosen) > 3 or not chosen[0]:
+      raise ValueError(f"data.columns = {given!r} must name the image, text and label, such as 'img,caption,label'")
+    chosen += [''] * (3 - len(chosen))
+    for name in filter(None, chosen):
+      if name not in names:
+        raise ValueError(f'data.columns = {given!r}: {shown(file.path)} has no column {name!r}: {nearest(name, names)}')
+  else:
+    usual = zip(fits.values(), (IMAGE, TEXT, LABEL), strict=True)
+    chosen = [next((name for name in known if name in types and fit(types[name])), '') for fit, known in usual]
+    binary = [name for name in names if fits['image'](types[name])]
+    chosen[0] = chosen[0] or (binary[0] if len(binary) == 1 else '')
+    if not chosen[0]:
+      raise ValueError(
+        f'{shown(file.path)} has no column named {IMAGE[0]} with images as bytes, only {", ".join(names)}: '
+        'name it with data.columns'
+      )
+  for name, (what, fit) in zip(chosen, fits.items(), strict=True):
+    if name and not fit(types[name]):
+      raise ValueError(f'{shown(file.path)}: column {name!r} is of type {types[name]}, which is no {what}')
+  return Columns(*chosen)
+
+
+def _labels(
+  data: Mapping[str, Any], split: str, files: Sequence[Shard], column: str, values: np.ndarray
+) -> tuple[np.ndarray | None, Sequence[str]]:
+  """(int32 [N], names of the classes); (None, ()) unless every row has a label. -1 is none, as in Hugging Face's."""
+  if values.dtype == object and not all(isinstance(value, str) for value in values):
+    return _without_labels(sum(value is None for value in values), len(values))
+  if values.dtype == object:
+    names = sorted(set(values) | _names_of_other(data, 'test' if split == 'train' else 'train', column))
+    number = {name: k for k, name in enumerate(names)}
+    return np.array([number[value] for value in values], np.int32), names
+  if (values < 0).any():
+    return _without_labels(int((values < 0).sum()), len(values))
+  names = _class_names(_footer(files[0])[0], column)
+  largest = int(values.max())
+  if largest >= 2**31 or (names and largest >= len(names)):
+    fits = f'the {len(names)} names of its classes' if names else '31 bits'
+    raise ValueError(f'label {largest} of data.{split}_split does not fit {fits}: number the classes from 0')
+  return values.astype(np.int32), names
+
+
+def _without_labels(count: int, total: int) -> tuple[None, Sequence[str]]:
+  if count < total:
+    print(f'{count:,} of {total:,} images have no label: labels are not used', file=sys.stderr, flush=True)
+  return None, ()
+
+
+def _names_of_other(data: Mapping[str, Any], split: str, column: str) -> set[str]:
+  """The names of the classes of the other split, if there is one with such a column."""
+  if data['train_split'] == data['test_split']:
+    return set()
+  try:
+    found = [_column(file, column) for file in shards.find(data, split, '.parquet')]
+  except (ValueError, KeyError):
+    return set()
+  return {value for values in found for value in values if isinstance(value, str)}
+
+
+def _class_names(schema: Any, column: str) -> Sequence[str]:
+  """The names that Hugging Face's datasets store for a ClassLabel."""
+  try:
+    features = json.loads((schema.metadata or {})[b'huggingface'])['info']['features']
+    names = features[column]['names']
+  except (KeyError, TypeError, ValueError, RecursionError):
+    return ()
+  return [str(name) for name in names] if isinstance(names, list) else ()

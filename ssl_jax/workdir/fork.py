@@ -1,0 +1,89 @@
+"""A fork is a run that starts from a checkpoint of another run, its parent, with everything else equal.
+
+Data order and augmentation follow from the seed and the step, so a fork with the config of its parent is the parent
+that went on, bit for bit. A fork with another temperature differs from it by that alone, and not by its start.
+"""
+
+import pathlib
+from collections.abc import Mapping
+
+from ml_collections import ConfigDict
+
+from ssl_jax.run.builder import Run
+from ssl_jax.run.state import State
+from ssl_jax.workdir import files, metric_log
+from ssl_jax.workdir.checkpoints import Checkpoints, shapes_of
+
+# What a fork shares with its parent: it fixes which images a step sees, and in which order. The network, the method and
+# the optimizer may change as long as the arrays of the state stay what they are.
+SHARED = ('seed', 'batch_size', 'data', 'imbalance')
+SHOWN = 20  # steps in a message
+
+
+def split(fork: str) -> tuple[str, int]:
+  """The workdir and the step of `config.fork`.
+
+  >>> split('runs/cifar10@3900')
+  ('runs/cifar10', 3900)
+  """
+  folder, _, step = fork.rpartition('@')
+  return folder, int(step)
+
+
+def parent_of(config: ConfigDict, workdir: str) -> 'Parent | None':
+  """The checkpoint from which a run starts; None if it is not a fork, or has a checkpoint of its own."""
+  return Parent(config) if config.fork and not files.saved(workdir) else None
+
+
+class Parent:
+  """The checkpoint that `config.fork` names. Each check is a ValueError of one line."""
+
+  def __init__(self, config: ConfigDict):
+    self.fork = config.fork
+    folder, self.step = split(config.fork)
+    self.workdir = pathlib.Path(folder).expanduser().absolute()
+    known = files.steps(self.workdir)
+    if not known:
+      raise self._refused(f'{folder!r} has no checkpoint: give the workdir of a trained run')
+    if self.step not in known:
+      shown = ', '.join(map(str, known[:SHOWN])) + ', ...' * (len(known) > SHOWN)
+      raise self._refused(
+        f'{folder!r} has no checkpoint of step {self.step}, only of {shown}: give one of them, or train the parent '
+        'with checkpoint.keep_every'
+      )
+    self.checkpoints = Checkpoints(self.workdir, step=self.step)
+    self._require_shared(config.to_dict())
+
+  def _refused(self, why: str) -> ValueError:
+    return ValueError(f'fork = {self.fork!r}: {why}')
+
+  def _require_shared(self, identity: Mapping) -> None:
+    owner = files.identity_at(self.workdir, self.step)
+    if differs := files.difference_of(owner, identity, SHARED):
+      raise self._refused(f'{differs}, and a fork must have the {", ".join(SHARED)} of its parent')
+
+  def check(self, run: Run, state: State) -> None:
+    """Compares the parent with a run that is built, and with the state that it would start from by itself."""
+    self._require_shared(run.identity)
+    if self.step >= run.total_steps:
+      raise self._refused(f'the run has {run.total_steps} steps in all: fork an earlier step, or raise epochs or steps')
+    here, there = shapes_of(state), self.checkpoints.shapes()
+    for path in sorted(here.keys() | there.keys()):
+      if here.get(path) != there.get(path):
+        shown = ' here, '.join(str(list(x[path])) if path in x else 'missing' for x in (here, there))
+        raise self._refused(
+          f'the state differs ({path}: {shown} there): keep the model, projector, method, optimizer.name, ema and '
+          'online_probe of the parent, and the parameters that have arrays'
+        )
+
+  def hand_over(self, to: Checkpoints, workdir: pathlib.Path, like: State) -> None:
+    """Makes this checkpoint the first one of the fork, and its rows the first ones of the fork's metrics.jsonl.
+
+    From then on the fork is like any run that was interrupted there: it does not need its parent any more.
+    """
+    metric_log.copy(self.workdir, workdir, self.step)
+    to.save(self.checkpoints.restore(like), self.checkpoints.unlogged(), self.checkpoints.seconds())
+    to.wait()
+
+  def close(self) -> None:
+    self.checkpoints.close()

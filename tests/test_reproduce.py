@@ -1,0 +1,228 @@
+"""The papers' tables and figures: each has its runs or its command, and every config of them trains."""
+
+import collections
+import functools
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from PIL import Image
+
+from configs import base, finetune
+from experiments import papers, tables
+from ssl_jax import config, methods, train
+from ssl_jax.evals import evaluate
+from ssl_jax.evals.finetune import require_weights
+from ssl_jax.models import heads
+from ssl_jax.run import builder
+
+ROOT = pathlib.Path(__file__).parent.parent
+RUNS = [(name, row) for paper in papers.PAPERS.values() for name in paper.sweeps for row in papers.sweep(name).rows]
+CLASSES, PER_CLASS = 10, 12
+
+
+# The page
+
+
+@pytest.mark.parametrize('name', papers.PAPERS)
+def test_rows_name_tables_and_figures_that_exist(name):
+  paper = papers.PAPERS[name]
+  items = [item.name for item in paper.items]
+  assert len(set(items)) == len(items)
+  for sweep in paper.sweeps:
+    for row in papers.sweep(sweep).rows:
+      assert set(row.shows) <= set(items), row.name
+
+
+@pytest.mark.parametrize('name', papers.PAPERS)
+def test_every_table_and_figure_has_a_command(name):
+  paper = papers.PAPERS[name]
+  known = {sweep: collections.defaultdict(lambda: 'ready') for sweep in paper.sweeps}
+  for item in paper.items:
+    status, commands = papers.describe(paper, item, known)
+    assert bool(commands) != bool(item.nothing), item.name
+    assert status != 'no command', item.name
+    for command in commands:
+      module = command.split()[2].replace('.', '/')
+      assert command.startswith('python -m ') and (ROOT / f'{module}.py').exists(), command
+
+
+def test_the_page_has_every_table_and_figure_and_every_run():
+  page = papers.markdown()
+  sections = page.split('\n## ')
+  assert len(sections) == len(papers.PAPERS)
+  for section, paper in zip(sections, papers.PAPERS.values(), strict=True):
+    for item in paper.items:
+      assert f'| {item.name} | {item.about} |' in section
+    for sweep in paper.sweeps:
+      for row in papers.sweep(sweep).rows:
+        assert f'| `{row.name}` |' in section
+  assert '| `cosine` |' in page and '| run | `configs/cifar10.py:dystress` |' in page
+  assert '| needs SVHN | `configs/svhn.py:memory_bank_hard' in page
+
+
+def test_the_status_of_a_row_follows_from_its_results_and_its_data(tmp_path):
+  found = papers.statuses('long_tail', tmp_path)
+  assert set(found.values()) == {'ready'}
+  (tmp_path / 'long_tail').mkdir()
+  tables.append(tmp_path / 'long_tail' / 'results.jsonl', {'name': 'cosine'})
+  assert papers.statuses('long_tail', tmp_path) == found | {'cosine': 'run'}
+  assert papers.statuses('fine_tuning', tmp_path)['mura_dcl'] == 'needs MURA and encoders pretrained on ImageNet-1K'
+  assert papers.statuses('sentences', tmp_path)['simcse'] == 'needs the weights of BERT'
+
+
+# Fine-tuning (DySTreSS, Table 11)
+
+
+def test_the_printed_class_weights_belong_to_the_classes():
+  weights = lambda name: config.load(f'configs/finetune.py:{name}').eval.class_weights
+  # A.2: positive class weights of MURA, ISIC 2016 and MHIST; the four of Chaoyang in the order of its class sizes.
+  assert [weights(name) for name in ('mura', 'isic2016', 'mhist')] == [(1, 0.7097), (1, 4.24), (1, 2.45)]
+  chaoyang = dict(normal=1.264, serrated=1.667, adenocarcinoma=1.0, adenoma=2.114)
+  assert weights('chaoyang') == tuple(chaoyang[name] for name in sorted(chaoyang))
+  rates = {name: config.load(f'configs/finetune.py:{name}').eval.finetune_learning_rate for name in finetune.VARIANTS}
+  assert {name for name, rate in rates.items() if rate == 1.0} == {'mura', 'isic2016', 'mhist'}
+  assert set(rates.values()) == {0.1, 1.0}
+
+
+def test_class_weights_must_fit_the_classes():
+  with pytest.raises(
+    ValueError, match=r'eval.class_weights = \(1.0, 2.45\) must be one number for each of the 4 classes'
+  ):
+    require_weights((1.0, 2.45), 4)
+  with pytest.raises(ValueError, match=r'eval.class_weights = \(1.0, -2.0\) must be positive numbers'):
+    chosen = config.load('configs/finetune.py:mhist', ['eval.class_weights=(1.0, -2.0)'])
+    config.validate(chosen, base.get_config())
+
+
+@pytest.mark.slow
+def test_a_folder_is_fine_tuned(tmp_path):
+  rng = np.random.default_rng(0)
+  for split, count in (('train', 8), ('test', 3)):
+    for name, grey in (('HP', 60), ('SSA', 190)):
+      folder = tmp_path / 'mhist' / split / name
+      folder.mkdir(parents=True)
+      for i in range(count):
+        pixels = np.clip(grey + rng.normal(0, 20, (20, 20, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f'{i}.png')
+  small = ['data.image_size=16', 'model.width=4', 'model.stage_sizes=(1,)', 'init=random', 'projector.features=(4,4)']
+  small += [f'data.path={tmp_path / "mhist"}', 'parallel.devices=1', 'eval.batch_size=8', 'dtype=float32']
+  chosen = config.load('configs/finetune.py:mhist', small)
+  config.validate(chosen, base.get_config())
+  results = evaluate.evaluate(chosen, str(tmp_path / 'run'))
+  assert results['finetune'] > 60
+  used = results['finetune_settings']
+  assert (used['learning_rate'], tuple(used['class_weights']), used['epochs']) == (1.0, (1.0, 2.45), 50)
+  wrong = config.load('configs/finetune.py:chaoyang', small)
+  with pytest.raises(ValueError, match='must be one number for each of the 2 classes'):
+    evaluate.evaluate(wrong, str(tmp_path / 'other'))
+
+
+# Every config of the page, at small size
+
+
+def narrower(chosen):
+  """Changes that make the encoder, the heads and the queue small."""
+  changes = {}
+  if chosen.model.name != 'alexnet_small':  # its width is fixed
+    changes['model.width'] = 48 if chosen.model.name.startswith(('vit', 'bert')) else 8  # 12 heads
+  kind, queue = methods.METHODS[chosen.method.name], chosen.method.get('queue', 0)
+  predictor = dict(name=kind.predictor, **chosen.method.get('predictor', {})) if kind.predictor else {}
+  for key, head in {'projector': dict(chosen.projector), 'method.predictor': predictor}.items():
+    made = heads.create(**head) if head else None
+    small = {name: getattr(made, name) for name in ('features', 'prototypes', 'number') if hasattr(made, name)}
+    small = {name: min(x, 4) if isinstance(x, int) else tuple(w and min(w, 4) for w in x) for name, x in small.items()}
+    if key == 'projector':
+      changes |= {f'{key}.{name}': value for name, value in small.items()}
+    elif small:
+      changes[key] = {**{name: x for name, x in predictor.items() if name != 'name'}, **small}
+  return changes | ({'method.queue': 16} if queue else {})
+
+
+def small(row, sweep, folder):
+  """The config of a run with fewer and smaller images, a narrower network and two steps."""
+  chosen = ConfigDict(papers.sweep(sweep).resolve(row, 0))
+  changes = {'batch_size': 8, 'steps': 2, 'init': '', 'parallel.devices': 1, **narrower(chosen)}
+  changes |= {'eval.at_end': False, 'eval.every_epochs': 0, 'eval.k': (), 'eval.sts': '', 'log.tensorboard': False}
+  if chosen.data.source == 'text':
+    changes |= {'data.path': str(folder / 'sentences.txt'), 'data.vocabulary': '', 'data.tokens': 8}
+  else:
+    changes |= {'data.source': 'arrays', 'data.path': str(folder / 'images.npz'), 'data.image_size': 16}
+    changes |= {'data.stored_size': 0, 'data.classes': '', 'data.on_device': 'auto', 'data.workers': 0}
+    changes |= {'data.train_split': 'train', 'data.test_split': 'test'}
+  if chosen.imbalance.name in ('pareto', 'uniform'):
+    changes['imbalance.total'] = CLASSES * PER_CLASS // 2
+  if chosen.imbalance.name == 'pareto':
+    changes |= {'imbalance.n_max': PER_CLASS, 'imbalance.n_min': 1}
+  for key, value in changes.items():
+    config.override(chosen, key, value)
+  chosen.eval.data = dict.fromkeys(chosen.eval.data, '')
+  config.validate(chosen, base.get_config())
+  return chosen
+
+
+def structure(chosen):
+  """What decides which program is compiled: the network, the method, the loss, the temperature and the optimizer."""
+  number = lambda x: 'a number' if isinstance(x, float) else x
+  method = {key: number(value) for key, value in config.flatten(chosen.method).items()}
+  names = [chosen[key].name for key in ('model', 'projector', 'loss', 'temperature', 'optimizer')]
+  return json.dumps([*names, method, min(chosen.views, 3), chosen.small_crops.number])  # more views: more of the same
+
+
+def shallow(chosen):
+  """One block per stage, or one layer."""
+  stages = chosen.model.name.startswith('resnet')
+  if stages or chosen.model.name.startswith(('vit', 'bert')):
+    config.override(chosen, 'model.stage_sizes' if stages else 'model.depth', (1, 1, 1, 1) if stages else 1)
+  return chosen
+
+
+@functools.cache
+def representatives(folder):
+  """{sweep: [(row, its small config), ...]}: each structure, augmentation and imbalance of the page is among them.
+
+  The first of each encoder has its full depth; compiling all at that depth would take most of an hour.
+  """
+  seen, found = set(), {}
+  for sweep, row in RUNS:
+    if row.mode != 'train':
+      continue
+    chosen = small(row, sweep, folder)
+    encoder = chosen.model.name
+    parts = {structure(chosen), *((key, chosen[key].name) for key in ('augment', 'imbalance'))}
+    if not parts <= seen:
+      found.setdefault(sweep, []).append((row, chosen if encoder not in seen else shallow(chosen)))
+    seen |= {*parts, encoder}
+  return found
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """Generated images in classes of equal size, and sentences."""
+  folder = tmp_path_factory.mktemp('data')
+  rng = np.random.default_rng(0)
+  labels = np.tile(np.arange(CLASSES), PER_CLASS)
+  images = rng.integers(0, 256, (len(labels), 16, 16, 3), np.uint8)
+  few = slice(0, 2 * CLASSES)
+  arrays = dict(train_images=images, train_labels=labels, test_images=255 - images[few], test_labels=labels[few])
+  np.savez(folder / 'images.npz', **arrays)
+  words = ['one', 'two', 'three', 'four', 'five']
+  (folder / 'sentences.txt').write_text(''.join(f'{" ".join(rng.choice(words, 5))} {i}\n' for i in range(32)))
+  return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('sweep', dict.fromkeys(sweep for sweep, row in RUNS if row.mode == 'train'))
+def test_every_config_of_the_page_takes_two_steps(sweep, folder):
+  for row, chosen in representatives(folder).get(sweep, ()):
+    builder.shorten_warmup(chosen, ['steps'], ConfigDict(papers.sweep(sweep).resolve(row, 0)))
+    run = builder.build(chosen)
+    state, losses = run.devices.replicate(run.initial_state()), []
+    for call, _ in train._calls(run, 0):
+      state, metrics = call(state)
+      losses.append(float(np.ravel(metrics['loss'])[0]))
+    assert len(losses) == 2 and np.isfinite(losses).all(), row.name
+    jax.clear_caches()
