@@ -172,7 +172,7 @@ def structure(chosen):
   number = lambda x: 'a number' if isinstance(x, float) else x
   method = {key: number(value) for key, value in config.flatten(chosen.method).items()}
   names = [chosen[key].name for key in ('model', 'projector', 'loss', 'temperature', 'optimizer')]
-  return json.dumps([*names, method, chosen.views, chosen.small_crops.number])
+  return json.dumps([*names, method, min(chosen.views, 3), chosen.small_crops.number])  # more views: more of the same
 
 
 def shallow(chosen):
