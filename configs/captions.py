@@ -5,7 +5,7 @@
 Images and captions are generated. An untrained model names the shape of one image in eight; a trained one is right on
 80 % or more of the test images, without a label: `zero_shot` compares an image with sentences such as "a star". Losses:
 `clip` (InfoNCE with a learned temperature), `siglip`, `cacr`, `dystress` (a cosine temperature of the similarity),
-`dcl`, `balanced`. `bert` reads the captions with a BERT instead of a causal transformer.
+`dcl`, `balanced`. `causal` reads the captions with the causal transformer of CLIP instead of a small BERT.
 """
 
 from ml_collections import ConfigDict
@@ -20,14 +20,14 @@ VARIANTS = {
   'dystress': {'loss': dict(name='info_nce'), 'temperature': dict(name='cosine', tau_min=0.07, tau_max=0.2)},
   'dcl': {'loss': dict(name='decoupled'), 'temperature': dict(name='learnable', tau=0.07)},
   'balanced': {'loss': dict(name='balanced', alpha=10.0, lam=1.0), 'temperature': NONE},
-  'bert': {'method.text': dict(name='bert_tiny', vocabulary=200, positions=24, pooling='mean', width=64)},
+  'causal': {'method.text': dict(name='clip_text_tiny', width=64, depth=2, heads=4, vocabulary=200, positions=16)},
 }
 
 
 def get_config(arg: str = '') -> ConfigDict:
   config = base.get_config()
   config.data.source, config.data.name = 'embedded', 'embedded'
-  config.data.tokens = 24
+  config.data.tokens = 14
   config.dtype = 'float32'
   config.steps, config.batch_size = 1000, 128
   config.views = 1
@@ -37,7 +37,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.projector = dict(name='clip', features=(64,))
   config.method = dict(
     name='image_text',
-    text=dict(name='clip_text_tiny', width=64, depth=2, heads=4, vocabulary=200, positions=24),
+    text=dict(name='bert_tiny', width=64, depth=1, heads=2, pooling='mean', dropout=0.0, vocabulary=200, positions=16),
   )
   config.temperature = dict(name='learnable', tau=0.07)
   config.optimizer.name = 'adamw'

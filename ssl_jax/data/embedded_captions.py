@@ -15,19 +15,19 @@ MIDDLE = 2.0  # pixels from the center of the image within which a shape is neit
 SYNONYMS = {
   'disc': 'circle',
   'ring': 'hoop',
-  'triangle': 'three-sided shape',
+  'triangle': 'wedge',
   'square': 'box',
-  'star': 'five-pointed star',
+  'star': 'pentagram',
   'cross': 'plus sign',
   'crescent': 'moon',
   'hourglass': 'sand timer',
 }
 PHRASES = (
   'the picture shows {a_shape}',
+  'we see {a_synonym}',
   '{a_shape} {place}',
   '{a_color} {shape}',
   '{a_color} {shape} on a {background} background',
-  'a {background} picture of {a_shape}',
   'there is {a_color} {synonym} {place}',
 )
 
@@ -35,7 +35,7 @@ PHRASES = (
 def captions(scenes: embedded.Scenes) -> list[tuple[str, ...]]:
   """One sentence per phrase for each image.
 
-  >>> captions(embedded.scenes('test', size=2))[1][3]
+  >>> captions(embedded.scenes('test', size=2))[1][4]
   'a light yellow ring on a dark yellow background'
   """
   shapes = [embedded.CLASSES[label] for label in scenes.labels]
@@ -45,7 +45,7 @@ def captions(scenes: embedded.Scenes) -> list[tuple[str, ...]]:
 
 def _sentences(shape: str, color: str, background: str, place: str) -> list[str]:
   words = dict(shape=shape, synonym=SYNONYMS[shape], color=color, background=background, place=place)
-  words |= {'a_shape': _with_article(shape), 'a_color': _with_article(color)}
+  words |= {f'a_{name}': _with_article(words[name]) for name in ('shape', 'synonym', 'color')}
   return [phrase.format(**words) for phrase in PHRASES]
 
 

@@ -54,7 +54,7 @@ class Vocabulary:
     return len(self.pieces)
 
   def __reduce__(self) -> tuple[Any, ...]:  # a cache cannot be sent to a worker
-    return Vocabulary, (self.pieces, 'the vocabulary')
+    return type(self), (self.pieces, 'the vocabulary')
 
   @classmethod
   def read(cls, path: str | os.PathLike[str]) -> 'Vocabulary':

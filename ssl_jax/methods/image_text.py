@@ -10,27 +10,13 @@ import jax.numpy as jnp
 from ssl_jax import pairs
 from ssl_jax.losses import Loss
 from ssl_jax.methods.protocol import Inputs, Method, Network, Outputs, mean, mean_temperature
-from ssl_jax.models.encoder import Encoder
 from ssl_jax.registry import prefix
 
 
 class Towers(Network):
-  """The network of the images, and in `text` that of their captions, with parameters below 'text'."""
+  """The network of the images, and in `text` that of their captions. It is applied to images; `text` stands alone."""
 
   text: Network | None = None
-
-  def read(self, sentences: jax.Array, train: bool) -> dict[str, jax.Array]:
-    """Sentences -> {'backbone': [b, D], 'projector': [b, P]}."""
-    assert self.text is not None
-    return self.text(sentences, train)
-
-  def see_and_read(self, images: jax.Array, sentences: jax.Array, train: bool) -> None:
-    """Both, to initialize them."""
-    widths = [outputs['projector'].shape[1] for outputs in (self(images, train), self.read(sentences, train))]
-    if widths[0] != widths[1]:
-      raise ValueError(
-        f'method.text_projector gives {widths[1]} features, but projector gives {widths[0]}: set the features of one'
-      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,22 +47,31 @@ class ImageText(Method):
       pairs.check_block(self.block)
 
   @property
-  def text_encoder(self) -> Encoder:
+  def reader(self) -> Method:
+    """A method with the network of the captions, whose parameters are those in `text` of the network's."""
     assert isinstance(self.network, Towers) and self.network.text is not None
-    return self.network.text.encoder
+    return dataclasses.replace(self, network=self.network.text)
 
   def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
-    params, _, extra = super().init(key, images)
-    sentences = self.text_encoder.example(3)  # the parameters do not depend on the number of tokens
-    variables = self.network.init(key, images, sentences, train=False, method='see_and_read')
-    return {**params, 'network': variables['params']}, variables.get('batch_stats', {}), extra
+    params, batch_stats, extra = super().init(key, images)
+    text = self.reader.network
+    sentences = text.encoder.example(3)  # the parameters do not depend on the number of tokens
+    outputs, variables = text.init_with_output(jax.random.fold_in(key, 1), sentences, train=False)
+    widths = self.width(params, batch_stats, images), outputs['projector'].shape[1]
+    if widths[0] != widths[1]:
+      raise ValueError(
+        f'method.text_projector gives {widths[1]} features, but projector gives {widths[0]}: set the features of one'
+      )
+    params = {**params, 'network': {**params['network'], 'text': variables['params']}}
+    if 'batch_stats' in variables:
+      batch_stats = {**batch_stats, 'text': variables['batch_stats']}
+    return params, batch_stats, extra
 
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     *views, sentences = inputs.views
     images, batch_stats = self.embed(params, batch_stats, views)
-    variables = {'params': params['network'], 'batch_stats': batch_stats}
-    read, changed = self.network.apply(variables, sentences, train=True, mutable=['batch_stats'], method='read')
-    text, batch_stats = read['projector'], changed.get('batch_stats', {})
+    (text,), text_stats = self.reader.embed(*_of_text(params, batch_stats), [sentences])
+    batch_stats = {**batch_stats, 'text': text_stats} if text_stats else batch_stats
     tau, contrast = self.tau(params, inputs), self.contrast.at(params)
     make = functools.partial(pairs.with_keys, axis_name=self.axis_name, block=self.block)
     of_pairs = lambda pair: jnp.mean(contrast(pair.pos, pair.neg, pair.where, tau, axis_name=self.axis_name))
@@ -89,6 +84,9 @@ class ImageText(Method):
 
   def text_features(self, params: Any, batch_stats: Any, sentences: jax.Array) -> dict[str, jax.Array]:
     """{'backbone': [b, D], 'projector': [b, P]} of sentences, with running statistics."""
-    variables = {'params': params['network'], 'batch_stats': batch_stats}
-    outputs: Any = self.network.apply(variables, sentences, train=False, method='read')
-    return outputs
+    return self.reader.features(*_of_text(params, batch_stats), sentences)
+
+
+def _of_text(params: Any, batch_stats: Any) -> tuple[Any, Any]:
+  """The parameters and the running statistics of `ImageText.reader`."""
+  return {**params, 'network': params['network']['text']}, batch_stats.get('text', {})
