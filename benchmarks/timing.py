@@ -44,12 +44,12 @@ def torch_runs() -> bool:
   return torch is not None and torch.cuda.is_available() == (device() == 'cuda')
 
 
-def arguments(doc: str, **extra: int) -> argparse.Namespace:
-  """The flags: --quick, and an integer flag with its default for each of `extra`."""
+def arguments(doc: str, **extra: int | str) -> argparse.Namespace:
+  """The flags: --quick, and a flag of the type of its default for each of `extra`."""
   parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--quick', action='store_true', help='small sizes and few rounds, for a CPU')
   for name, default in extra.items():
-    parser.add_argument(f'--{name}', type=int, default=default)
+    parser.add_argument(f'--{name}', type=type(default), default=default)
   return parser.parse_args()
 
 

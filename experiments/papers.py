@@ -43,6 +43,7 @@ class Item:
   about: str
   command: str = ''  # draws or measures it, from runs if it has any
   drawn: str = ''  # the file in experiments/ that the command writes if it needs no runs
+  needs: str = ''  # what the command needs that was not at hand
   nothing: str = ''  # why there is nothing to run
 
 
@@ -62,6 +63,12 @@ def concept(name: str, about: str) -> Item:
 DYSTRESS = 'python -m experiments.dystress.figures'
 BEHAVIOUR = 'python -m experiments.behaviour.figures'
 BALANCED = 'python -m experiments.balanced.figures'
+CACR = 'python -m experiments.cacr.figures'
+SAMPLES = 'python -m experiments.cacr.samples'
+POSITIVES = 'python -m benchmarks.positives'
+TRANSFER = 'python main.py --mode=transfer --workdir=WORKDIR SET ...'
+CLIP = 'python main.py --config=configs/cc3m.py:cacr --config.data.path=DIR'
+EXPORT = 'python main.py --mode=export --workdir=WORKDIR'
 PAPERS = {
   'dystress': Paper(
     'Manna et al. 2024, Dynamically Scaled Temperature in Self-Supervised Contrastive Learning (DySTreSS)',
@@ -129,32 +136,32 @@ PAPERS = {
       Item('Table 3', 'twice the epochs for one positive'),
       Item('Table 4', 'linear accuracy on ImageNet-1K'),
       Item('Table 5', 'pretraining on WebVision and ImageNet-22K'),
-      Item('Table 6', 'transfer to the sets of ELEVATER'),
-      Item('Table 7', 'detection and segmentation'),
+      Item('Table 6', 'transfer to the sets of ELEVATER', TRANSFER, needs='encoders pretrained on ImageNet-1K'),
+      Item('Table 7', 'detection and segmentation', EXPORT, needs='ImageNet-1K, COCO and detectron2'),
       Item('Table 8', 'STL-10'),
       Item('Table 9', 'ResNet-50 on small images'),
       Item('Table 10', 'weights that prefer near or far samples'),
       Item('Table 11', 'uniform weights'),
       Item('Table 12', 'values of t⁺'),
       Item('Table 13', 'values of t⁻'),
-      Item('Table 14', 'time per step by K'),
+      Item('Table 14', 'time per step by K', POSITIVES),
       Item('Table 15', 'contrastive losses on MoCo v2, ImageNet'),
       Item('Table 16', 'ImageNet-1K by number of epochs'),
-      Item('Table 17', 'time per step by loss, MoCo v2'),
+      Item('Table 17', 'time per step by loss, MoCo v2', POSITIVES),
       Item('Table 18', 'MoCo v3 with a ResNet-50 and a ViT-B/16'),
-      Item('Table 19', 'image and text (CLIP)', nothing='this library does not train on pairs of images and texts'),
+      Item('Table 19', 'image and text (CLIP)', CLIP, needs='CC3M'),
       Item('Table 20', 'cost functions'),
       Item('Table 21', 'the classes of ImageNet-100', nothing='`data.classes=imagenet100`'),
       concept('Figure 1', 'attraction and repulsion'),
       concept('Figure 2', 'the framework'),
-      Item('Figure 3', 'conditional entropy during training, CIFAR-10'),
-      Item('Figure 4', 'conditional entropy during training, CIFAR-100'),
-      Item('Figure 5', 'conditional entropy during training, exponential imbalance'),
-      Item('Figure 6', 'positives and negatives with their weights'),
-      Item('Figure 7', 't-SNE during training'),
-      Item('Figure 8', 'accuracy by number of negatives'),
-      Item('Figure 9', 'accuracy by number of positives'),
-      Item('Figure 10', 'accuracy during training'),
+      Item('Figure 3', 'conditional entropy during training, CIFAR-10', CACR),
+      Item('Figure 4', 'conditional entropy during training, CIFAR-100', CACR),
+      Item('Figure 5', 'conditional entropy during training, exponential imbalance', CACR),
+      Item('Figure 6', 'positives and negatives with their weights', SAMPLES),
+      Item('Figure 7', 't-SNE during training', SAMPLES),
+      Item('Figure 8', 'accuracy by number of negatives', CACR),
+      Item('Figure 9', 'accuracy by number of positives', CACR),
+      Item('Figure 10', 'accuracy during training', CACR),
     ),
   ),
   'balanced': Paper(
@@ -237,6 +244,8 @@ def describe(paper: Paper, item: Item, known: Mapping[str, Mapping[str, str]]) -
   commands += [item.command] if item.command else []
   if found:
     return summary([known[name][row.name] for name, of_sweep in found.items() for row in of_sweep]), commands
+  if item.needs:
+    return f'needs {item.needs}', commands
   if item.drawn:
     return 'run' if (FOLDER / item.drawn).exists() else 'ready', commands
   return 'no command' if not commands else 'ready', commands

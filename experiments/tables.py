@@ -179,7 +179,8 @@ def markdown(sweep: Sweep, finished: Mapping, name: str) -> str:
     cells = [f'{row.title} ({row.note})' if row.note else row.title]
     for column, both in zip(sweep.columns, compared, strict=True):
       cells += _cells(column, row.published.get(column.metric), column.values(results), both)
-    lines.append([*cells, str(len(results)), f'`{" ".join([row.config, *flags(row.changes)])}`'])
+    mode = [] if row.mode == 'train' else [f'--mode={row.mode}']
+    lines.append([*cells, str(len(results)), f'`{" ".join([row.config, *mode, *flags(row.changes)])}`'])
   text = f'{sweep.protocol}\n\n' + ''.join(f'| {" | ".join(line)} |\n' for line in lines)
   text += '\n![Published and measured here](results.svg)\n' if comparable(sweep, finished) else ''
   text += f'\nAll rows also use `{" ".join(flags(sweep.common))}`.\n' if sweep.common else ''
@@ -188,6 +189,7 @@ def markdown(sweep: Sweep, finished: Mapping, name: str) -> str:
 
 
 def flags(changes: Mapping) -> list[str]:
+  """Changes of a config as flags of main.py, without spaces."""
   return [f'--config.{key}={value}'.replace(' ', '') for key, value in changes.items()]
 
 

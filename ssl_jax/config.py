@@ -115,6 +115,7 @@ RULES: dict[str, Rule] = {
   ),
   'eval.views': _from(2, 64),
   'eval.view_images': _from(2, _STEPS),
+  'eval.retrieval': _from(0, _STEPS),
 }
 
 # Keys that may change when a run is resumed, because they do not change what it computes.
@@ -137,6 +138,11 @@ LATER = {
   'data.shuffle_window': 0,
   'optimizer.clip': 0.0,
   'eval.cap_k': False,
+  'eval.prompts': '',
+  'eval.class_names': '',
+  'eval.retrieval': 5000,
+  'optimizer.fixed_predictor': False,
+  'eval.linear_during': False,
 }
 RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
 
@@ -144,7 +150,7 @@ RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
 IRRELEVANT = (
   *(key for key in HARMLESS if key != 'eval'),
   *(f'eval.{key}' for key in ('every_epochs', 'measures', 'at_start', 'at_end', 'batch_size', 'data.path')),
-  *('eval.sts', 'eval.transfer'),
+  *('eval.sts', 'eval.transfer', 'eval.linear_during'),
 )
 
 

@@ -1,5 +1,6 @@
 """The papers' tables: every row is a valid config, and the runner runs exactly what is missing, whatever happens."""
 
+import dataclasses
 import importlib
 import json
 import pathlib
@@ -35,7 +36,7 @@ import numpy as np
 from ssl_jax import config
 
 given = dict(argument[2:].split('=', 1) for argument in sys.argv[1:])
-workdir = pathlib.Path(given.pop('workdir'))
+workdir, mode = pathlib.Path(given.pop('workdir')), given.pop('mode', 'train')
 chosen = config.load(given.pop('config'), [f'{key[7:]}={value}' for key, value in given.items()])
 tau = chosen.temperature.get('tau')
 (workdir / 'share').write_text(os.environ.get('XLA_PYTHON_CLIENT_MEM_FRACTION', 'all'))
@@ -56,9 +57,13 @@ rows = [json.dumps({'step': n, 'epoch': float(n), 'images_per_second': speed}) f
 (workdir / 'metrics.jsonl').write_text('\\n'.join(rows))
 (workdir / 'config.json').write_text(json.dumps(chosen.to_dict()))
 machine = {'device': '1 x cpu', 'jax': '0', 'peak_memory_gib': None}
-(workdir / 'summary.json').write_text(json.dumps({'steps': 10, 'images': 2000, **machine}))
+steps = 10 if mode == 'train' else 0
+if mode == 'train':
+  (workdir / 'summary.json').write_text(json.dumps({'steps': steps, 'images': 2000, **machine}))
+else:
+  (workdir / 'metrics.jsonl').unlink()
 measures = {'backbone': {'uniformity': -2.5}}
-evaluation = {'step': 10, 'epoch': float(chosen.epochs), 'knn200': 80.0 + chosen.seed, 'linear_std': None}
+evaluation = {'step': steps, 'epoch': steps / 10 * chosen.epochs, 'knn200': 80.0 + chosen.seed, 'linear_std': None}
 evaluation |= {'images': {'train': 2000}, 'measures': measures, 'classes': {'knn200': [1.0]}, 'features': 'backbone'}
 (workdir / 'evaluation.json').write_text(json.dumps(evaluation))
 np.savez(workdir / 'evaluation.npz', curve=np.arange(3.0))
@@ -122,8 +127,10 @@ def test_every_row_is_a_valid_config(name):
 
 def data_of(name, row):
   """The data set that the names of a sweep and of a row say."""
-  names = {'cifar100': 'cifar100', 'svhn': 'svhn_cropped', 'imagenet100': 'imagenet100', 'imagenet': 'imagenet'}
+  same = ('cifar100', 'stl10', 'imagenet100', 'imagenet', 'webvision', 'imagenet22k')
+  names = {'svhn': 'svhn_cropped'} | {name: name for name in same}
   usual = {'sentences': 'sentences', 'dystress_imagenet': 'imagenet100', 'balanced_imagenet': 'imagenet'}
+  usual |= {'cacr_imagenet': 'imagenet'}
   if name == 'fine_tuning':
     return {'flowers': 'oxford_flowers102'}.get(row.name.split('_')[0], row.name.split('_')[0])
   return names.get(row.name.split('_')[0], usual.get(name, 'cifar10'))
@@ -244,6 +251,40 @@ def test_a_result_says_how_it_was_made(place):
   assert kept['seconds_per_epoch'] == pytest.approx(2000 / 400)  # the median
   assert (kept['commit'], kept['device'], kept['epochs'], kept['protocol']) == ('abc', '1 x cpu', 200, 'A protocol.')
   assert kept['curves'] == {'curve': [0, 1, 2]} and 0 < kept['wall_seconds'] < 60
+
+
+def test_a_row_may_evaluate_without_training(place):
+  folder, run = place
+  row = dataclasses.replace(tau(0.1, mode='evaluate'), changes={'init': 'random', 'temperature.tau': 0.1})
+  sweep = sweep_of(row)
+  for _ in range(2):  # the second time there is nothing to do
+    assert run(sweep) == []
+  (kept,) = tables.read(folder / 'results.jsonl')
+  typed = shlex.split(kept['command'])
+  assert typed[2] == '--mode=evaluate' and '--config.init=random' in typed and '--config.eval.at_end=True' not in typed
+  assert (kept['epochs'], kept['seconds_per_epoch'], kept['peak_memory_gib']) == (0, None, None)
+  assert kept['device'] == runner.device_here() and kept['metrics']['knn200'] == 80
+  assert runner.estimate(sweep, row, 1, tables.done(sweep, folder), kept['device'], folder) > 0
+  assert '`configs/cifar10.py --mode=evaluate --config.init=random' in tables.markdown(sweep, {}, 'paper')
+
+
+def test_a_result_keeps_the_history_that_its_row_names(place):
+  folder, run = place
+  assert run(sweep_of(tau(0.1, history=('images_per_second',)))) == []
+  (kept,) = tables.read(folder / 'results.jsonl')
+  assert kept['history'] == {'images_per_second': [[0, 1], [1, 500], [2, 400]]}
+
+
+def test_the_rows_of_one_table_are_run(place, tmp_path, capsys):
+  folder, _ = place
+  sweep = sweep_of(tau(0.1), tau(0.2, shows=('Table 3', 'Figure 1'), further=True), tau(0.3, shows=('Figure 1',)))
+  arguments = [f'--runs={tmp_path / "runs"}', '--commit=abc']
+  runner.main(sweep, folder, [*arguments, '--of=Table 3'], str(tmp_path / 'stub.py'))
+  assert [row['name'] for row in tables.read(folder / 'results.jsonl')] == ['tau_0.2']
+  runner.main(sweep, folder, [*arguments, '--of=Figure 1', '--list'])
+  assert re.findall(r'^(\S+): seeds', capsys.readouterr().out, re.MULTILINE) == ['tau_0.2', 'tau_0.3']
+  with pytest.raises(SystemExit, match="--of='Table 4' is not a table or figure of this sweep: did you mean 'Table 3'"):
+    runner.main(sweep, folder, [*arguments, '--of=Table 4'])
 
 
 def test_a_failed_run_is_reported_and_the_others_continue(place, tmp_path, capsys):

@@ -22,6 +22,7 @@ CASES = {
   'info_nce': (losses.info_nce, reference.info_nce, False),
   'multi_positive': (losses.multi_positive, reference.info_nce, False),
   'decoupled': (losses.decoupled, reference.decoupled, False),
+  'sigmoid': (functools.partial(losses.sigmoid, bias=-2.0), functools.partial(reference.sigmoid, bias=-2.0), False),
   'decoupled_weighted': (losses.decoupled_weighted, reference.decoupled_weighted, True),
   'simple': (
     lambda pos, neg, tau, where=None: losses.simple(pos, neg, weight=tau, where=where),
@@ -86,6 +87,13 @@ CASES = {
   'cacr_rbf': (
     lambda pos, neg, tau, where=None: losses.cacr(pos, neg, cost='rbf', t_rbf=1 / tau, where=where),
     lambda pos, neg, tau: reference.cacr(pos, neg, 1.0, 2.0, 'rbf', t_rbf=1 / tau),
+    False,
+  ),
+  'cacr_margin': (
+    lambda pos, neg, tau, where=None: losses.cacr_margin(
+      pos, neg, margin=0.3 + tau, t_pos=1.5, t_neg=2.0, cost='inner', where=where
+    ),
+    lambda pos, neg, tau: reference.cacr_margin(pos, neg, 0.3 + tau, 1.5, 2.0, 'inner'),
     False,
   ),
   'triplet': (

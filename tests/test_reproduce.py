@@ -9,10 +9,13 @@ import jax
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
+from PIL import Image
 
-from configs import base
+from configs import base, finetune
 from experiments import papers, tables
 from ssl_jax import config, methods, train
+from ssl_jax.evals import evaluate
+from ssl_jax.evals.finetune import require_weights
 from ssl_jax.models import heads
 from ssl_jax.run import builder
 
@@ -71,6 +74,53 @@ def test_the_status_of_a_row_follows_from_its_results_and_its_data(tmp_path):
   assert papers.statuses('long_tail', tmp_path) == found | {'cosine': 'run'}
   assert papers.statuses('fine_tuning', tmp_path)['mura_dcl'] == 'needs MURA and encoders pretrained on ImageNet-1K'
   assert papers.statuses('sentences', tmp_path)['simcse'] == 'needs the weights of BERT'
+
+
+# Fine-tuning (DySTreSS, Table 11)
+
+
+def test_the_printed_class_weights_belong_to_the_classes():
+  weights = lambda name: config.load(f'configs/finetune.py:{name}').eval.class_weights
+  # A.2: positive class weights of MURA, ISIC 2016 and MHIST; the four of Chaoyang in the order of its class sizes.
+  assert [weights(name) for name in ('mura', 'isic2016', 'mhist')] == [(1, 0.7097), (1, 4.24), (1, 2.45)]
+  chaoyang = dict(normal=1.264, serrated=1.667, adenocarcinoma=1.0, adenoma=2.114)
+  assert weights('chaoyang') == tuple(chaoyang[name] for name in sorted(chaoyang))
+  rates = {name: config.load(f'configs/finetune.py:{name}').eval.finetune_learning_rate for name in finetune.VARIANTS}
+  assert {name for name, rate in rates.items() if rate == 1.0} == {'mura', 'isic2016', 'mhist'}
+  assert set(rates.values()) == {0.1, 1.0}
+
+
+def test_class_weights_must_fit_the_classes():
+  with pytest.raises(
+    ValueError, match=r'eval.class_weights = \(1.0, 2.45\) must be one number for each of the 4 classes'
+  ):
+    require_weights((1.0, 2.45), 4)
+  with pytest.raises(ValueError, match=r'eval.class_weights = \(1.0, -2.0\) must be positive numbers'):
+    chosen = config.load('configs/finetune.py:mhist', ['eval.class_weights=(1.0, -2.0)'])
+    config.validate(chosen, base.get_config())
+
+
+@pytest.mark.slow
+def test_a_folder_is_fine_tuned(tmp_path):
+  rng = np.random.default_rng(0)
+  for split, count in (('train', 8), ('test', 3)):
+    for name, grey in (('HP', 60), ('SSA', 190)):
+      folder = tmp_path / 'mhist' / split / name
+      folder.mkdir(parents=True)
+      for i in range(count):
+        pixels = np.clip(grey + rng.normal(0, 20, (20, 20, 3)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f'{i}.png')
+  small = ['data.image_size=16', 'model.width=4', 'model.stage_sizes=(1,)', 'init=random', 'projector.features=(4,4)']
+  small += [f'data.path={tmp_path / "mhist"}', 'parallel.devices=1', 'eval.batch_size=8', 'dtype=float32']
+  chosen = config.load('configs/finetune.py:mhist', small)
+  config.validate(chosen, base.get_config())
+  results = evaluate.evaluate(chosen, str(tmp_path / 'run'))
+  assert results['finetune'] > 60
+  used = results['finetune_settings']
+  assert (used['learning_rate'], tuple(used['class_weights']), used['epochs']) == (1.0, (1.0, 2.45), 50)
+  wrong = config.load('configs/finetune.py:chaoyang', small)
+  with pytest.raises(ValueError, match='must be one number for each of the 2 classes'):
+    evaluate.evaluate(wrong, str(tmp_path / 'other'))
 
 
 # Every config of the page, at small size

@@ -10,6 +10,7 @@ rows that are missing. Names of files end with the data set, CIFAR-10 excepted: 
 import pathlib
 import statistics
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -54,13 +55,13 @@ def _panels(results: Results) -> tuple[Figure, list[tuple]]:
   """One panel per row, with the curves of its first seed."""
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
-  figure = Figure(figsize=(2.4 * columns, 2.1 * lines), layout='constrained')
+  figure = Figure(figsize=(max(2.4 * columns, 3.6), 2.1 * lines), layout='constrained')
   axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
   for axis in axes[len(results) :]:
     axis.set_visible(False)
   titles = {row.name: row.title for row in SWEEP.rows}
   for axis, name in zip(axes, results, strict=False):
-    axis.set_title(titles[name], fontsize=9)
+    axis.set_title(textwrap.fill(titles[name], 30), fontsize=9)
   return figure, [(axis, found[0]['curves']) for axis, found in zip(axes, results.values(), strict=False)]
 
 

@@ -49,8 +49,8 @@ def plane(x: np.ndarray, seed: int = 0) -> np.ndarray:
     from sklearn.manifold import TSNE
   except ImportError:
     raise ValueError("t-SNE needs scikit-learn, which is not installed: pip install -e '.[tsne]'") from None
-  perplexity = min(PERPLEXITY, (len(x) - 1) / 3)
-  return TSNE(perplexity=perplexity, metric='cosine', init='pca', random_state=seed).fit_transform(x)
+  settings = dict(perplexity=min(PERPLEXITY, (len(x) - 1) / 3), method='exact' if len(x) < 200 else 'barnes_hut')
+  return TSNE(**settings, metric='cosine', init='pca', random_state=seed).fit_transform(x)
 
 
 @style()

@@ -23,7 +23,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ssl_jax.config import require_memory
-from ssl_jax.data import classes, embedded
+from ssl_jax.data import classes, embedded, embedded_captions
 from ssl_jax.data.npz import BROKEN_ARCHIVE, npz_names, read_npz
 from ssl_jax.registry import require_choice
 
@@ -49,6 +49,8 @@ class Source:
     self.paired = False  # whether an example is an image with its text: then one without a readable text is broken
     self.window = 0  # images that are shuffled together, if reading a few blocks at a time is faster (0: all)
     self.label = ''  # names the set, the split and what was chosen from it, in a file name
+    self.vocabulary: Any = None  # of the captions of training examples that are paired
+    self.tokens: Any = None  # their captions, where they are in memory
 
   def __len__(self) -> int:
     return len(self.items)
@@ -94,6 +96,10 @@ class Source:
   def read_captions(self, position: int) -> tuple[str, ...]:
     """The captions of one image, or () if there are none. Raises one of UNREADABLE."""
     raise NotImplementedError
+
+  def several(self) -> list[list[str]] | None:
+    """The names of the labels of each image, in a set of several labels per image; otherwise None."""
+    return None
 
   def class_name(self, label: int) -> str:
     """The name of a class, or its number if the classes have no names."""
@@ -229,8 +235,11 @@ class Arrays(Source):
   def ready(self, image_size: int) -> bool:
     return self.items.shape[1:3] == (image_size, image_size)
 
-  def captions_of(self, positions: np.ndarray) -> list[tuple[str, ...]] | None:
-    return None if self.captions is None else [self.captions[k] for k in positions]
+  def has_text(self) -> bool:
+    return self.captions is not None
+
+  def read_captions(self, position: int) -> tuple[str, ...]:
+    return self.captions[position] if self.captions else ()
 
   def subset(self, positions: np.ndarray) -> 'Arrays':
     part = super().subset(positions)
@@ -375,7 +384,10 @@ def _parquet(data: Mapping[str, Any], split: str) -> Source:
 
 def _embedded(data: Mapping[str, Any], split: str) -> Arrays:
   require_choice(f'data.{split}_split', data[f'{split}_split'], embedded.SIZES)
-  return Arrays(*embedded.generate(data[f'{split}_split']), embedded.CLASSES)
+  scenes = embedded.scenes(data[f'{split}_split'])
+  source = Arrays(scenes.images, scenes.labels, embedded.CLASSES)
+  source.captions = embedded_captions.captions(scenes)
+  return source
 
 
 def _arrays(data: Mapping[str, Any], split: str) -> Arrays:

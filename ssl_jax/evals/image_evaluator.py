@@ -13,7 +13,7 @@ from ssl_jax.config import flatten, relevant
 from ssl_jax.data import resolve, sources
 from ssl_jax.data.resolve import stored_size
 from ssl_jax.data.views import image_views
-from ssl_jax.evals import check, features, finetune, from_features, knn, metrics, scoring
+from ssl_jax.evals import check, features, finetune, from_features, knn, linear, metrics, scoring
 from ssl_jax.losses import Loss
 from ssl_jax.run import online_probe
 from ssl_jax.run.builder import Run
@@ -57,7 +57,9 @@ class ImageEvaluator:
         raise ValueError(f'eval.finetune: {error}') from None
       finetune.require_weights(run.config.eval.class_weights, int(labels['train'].max()) + 1)
     self._labels = labels
-    self._apply = functools.cache(lambda layers: features.extractor(run.method, run.views.shown, run.devices, layers))
+    self._apply = functools.cache(
+      lambda layers: features.extractor(run.method.features, run.views.shown, run.devices, layers)
+    )
 
   def spaces(
     self, state: State, *, layers: tuple[str, ...] = features.LAYERS, views: bool = False
@@ -68,7 +70,8 @@ class ImageEvaluator:
   def scores(self, state: State) -> dict[str, float]:
     """{'knn200': percent, ...} of a state on the devices.
 
-    With 'online_probe' if the run has one, and {'backbone/uniformity': ..., ...} if `eval.measures`.
+    With 'linear' if `eval.linear_during`, 'online_probe' if the run has one, and {'backbone/uniformity': ..., ...} if
+    `eval.measures`.
     """
     choice, unreplicate = self.run.config.eval, self.run.devices.unreplicate
     needed = {choice.features} | ({'backbone'} if self.run.online_probe else set())  # a projector may be wide
@@ -77,6 +80,9 @@ class ImageEvaluator:
     space = spaces[choice.features]
     self.latest = space.train, space.test, labels.test  # for `neighbours`
     found = self._accuracy(space.train, labels.train, space.test, labels.test)
+    if choice.linear_during and choice.linear:
+      data = (space.train, labels.train, space.test, labels.test)
+      found['linear'] = linear.evaluate(choice.linear, *data, seeds=choice.seeds[:1]).report['top1']
     if self.run.online_probe and not choice.data.name:  # it predicts the classes that it was trained on
       weights = unreplicate(state.extra['probe']['weights'])
       probed = np.asarray(online_probe.scores(weights, spaces['backbone'].test))
@@ -105,6 +111,13 @@ class ImageEvaluator:
 
     Writes evaluation.json, and evaluation.npz for the figures; evaluation_NAME for another set (`eval.data.name`).
     """
+    results, arrays = self.results(state, workdir)
+    other = self.run.config.eval.data.name  # the evaluation on the run's own images, and its report, are kept
+    metric_log.write_evaluation(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
+    return results
+
+  def results(self, state: State, workdir: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What `evaluate` writes: numbers and arrays."""
     run, choice = self.run, self.run.config.eval
     say = _stages()
     say('features')
@@ -126,9 +139,7 @@ class ImageEvaluator:
     }
     if run.config.data.broken == 'skip':
       results['broken_images_skipped'] = {split: len(source.skipped) for split, source in self.sources.items()}
-    other = choice.data.name  # the evaluation on the run's own images, and its report, are kept
-    metric_log.write_evaluation(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
-    return results
+    return results, arrays
 
   def neighbours(self, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
     """A test image of each of the first classes, then its nearest training images, by the latest features.

@@ -31,6 +31,7 @@ class Properties:
     cosine_only: why similarities must be cosines; '' if any will do.
     separable: whether it is a term of the positives plus a term of the negatives.
     inverse_temperature: the parameter that is 1 / tau; '' if there is none.
+    learned: the parameters that training learns, from the values that they are given.
 
   >>> Properties(no_temperature='its alpha is 1 / tau', separable=True).cosine_only
   ''
@@ -40,6 +41,7 @@ class Properties:
   cosine_only: str = ''
   separable: bool = False
   inverse_temperature: str = ''
+  learned: tuple[str, ...] = ()
 
 
 class ContrastiveLoss(Protocol):
@@ -62,7 +64,12 @@ CONTRASTIVE: dict[str, ContrastiveLoss] = {}  # every loss of similarities by na
 
 
 def contrastive_loss(
-  *, no_temperature: str = '', cosine_only: str = '', separable: bool = False, inverse_temperature: str = ''
+  *,
+  no_temperature: str = '',
+  cosine_only: str = '',
+  separable: bool = False,
+  inverse_temperature: str = '',
+  learned: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., jax.Array]], ContrastiveLoss]:
   """A decorator for a loss of similarities, which declares its `Properties`.
 
@@ -79,7 +86,7 @@ def contrastive_loss(
 
   def decorate(function: Callable[..., jax.Array]) -> ContrastiveLoss:
     loss: Any = _with_checks(function)
-    loss.properties = Properties(no_temperature, cosine_only, separable, inverse_temperature)
+    loss.properties = Properties(no_temperature, cosine_only, separable, inverse_temperature, learned)
     CONTRASTIVE[function.__name__] = loss
     return loss
 
@@ -192,6 +199,25 @@ class Loss:
     """
     known = arguments(self.function)
     return self.parameters.get(name, known[name].default) if name in known else None
+
+  def init(self) -> dict[str, jax.Array]:
+    """The first values of the parameters that are learned; {} for most losses.
+
+    >>> from ssl_jax import losses
+    >>> print(Loss(losses.sigmoid).init()['bias'])
+    -10.0
+    """
+    return {name: jnp.asarray(self.parameter(name), jnp.float32) for name in self.properties.learned}
+
+  def at(self, params: Mapping[str, Any]) -> 'Loss':
+    """The loss with the learned parameters of `params['loss']`; itself where there are none.
+
+    >>> from ssl_jax import losses
+    >>> Loss(losses.sigmoid).at({'loss': {'bias': -5.0}}).parameter('bias')
+    -5.0
+    """
+    learned = params.get('loss', {})
+    return dataclasses.replace(self, parameters={**self.parameters, **learned}) if learned else self
 
   def check_temperature(self, temperature: Temperature | None) -> None:
     """Raises a ValueError where a temperature is given to a loss without one, or is missing."""

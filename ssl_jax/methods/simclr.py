@@ -67,16 +67,18 @@ class CMC(Method):
   With augmentations as views this is contrastive multiview coding (Tian et al. 2019), a baseline of CACR.
   """
 
+  contrast: Loss
+
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     view_pairs = math.perm(len(inputs.views), 2)
     return _contrast(self, pairs.across_views, params, batch_stats, extra, inputs, view_pairs=view_pairs)
 
 
 def _contrast(
-  method: Method, make, params, batch_stats, extra, inputs: Inputs, *, view_pairs: int, apart: bool = False
+  method: SimCLR | CMC, make, params, batch_stats, extra, inputs: Inputs, *, view_pairs: int, apart: bool = False
 ):
   views, batch_stats = method.embed(params, batch_stats, inputs.views, apart)
   pos, neg, where = make(*views, axis_name=method.axis_name)
   tau = method.tau(params, inputs)
-  loss = jnp.mean(method.contrast(pos, neg, where, tau, view_pairs=view_pairs, axis_name=method.axis_name))
+  loss = jnp.mean(method.contrast.at(params)(pos, neg, where, tau, view_pairs=view_pairs, axis_name=method.axis_name))
   return loss, Outputs(batch_stats, extra, {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)})

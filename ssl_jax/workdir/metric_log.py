@@ -203,13 +203,22 @@ def write_summary(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> 
     write_text(file, json.dumps(summary, indent=2) + '\n')
 
 
+def evaluation_name(name: str = '') -> str:
+  """The name of the files of an evaluation, without suffix; `name` is another dataset than the run's own.
+
+  >>> evaluation_name(), evaluation_name('voc/2007')
+  ('evaluation', 'evaluation_voc_2007')
+  """
+  return f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
+
+
 def write_evaluation(
   workdir: pathlib.Path, results: Mapping, arrays: Mapping[str, np.ndarray], when: str, name: str = ''
 ) -> None:
   """Writes evaluation.json, and evaluation.npz for the figures. For another dataset: evaluation_NAME."""
   if jax.process_index() > 0:
     return
-  stem = f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
+  stem = evaluation_name(name)
   stream = io.BytesIO()
   np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
   files.write_bytes(workdir / f'{stem}.npz', stream.getvalue())

@@ -270,6 +270,26 @@ def test_evaluations_fine_tune_as_configured(prepared, monkeypatch):
     ('all', linear.PROTOCOLS['balanced_cifar'], extracted, (2, 3)),
     ('1%', linear.PROTOCOLS['balanced_cifar'], extracted, (2, 3)),
   ]
+  for key, value in {'finetune': 'all', 'finetune_learning_rate': 1.0, 'class_weights': (1.0, 2.0, 3.0, 4.0)}.items():
+    monkeypatch.setitem(chosen.config.eval, key, value)
+  finetune.evaluate(chosen, state, extracted)
+  wanted = dataclasses.replace(finetune.FULL, learning_rate=1.0, class_weights=(1.0, 2.0, 3.0, 4.0))
+  assert calls[-1] == ('all', wanted, None, (2, 3))
+
+
+def test_given_class_weights_replace_those_of_the_labels(prepared):
+  parts, _ = prepared
+  images = slice(0, 22)  # classes of 6, 6, 5 and 5 images
+  usual = tuple(map(float, finetune.class_weights(parts(1).train.labels[images], 4)))
+  assert len(set(usual)) == 2
+  once = dataclasses.replace(SHORT, epochs=1, milestones=())
+  given = [
+    fit(prepared, 1, dataclasses.replace(once, class_weights=w), frozen=False, images=images) for w in ((), usual)
+  ]
+  chex.assert_trees_all_equal(*given)
+  other = fit(prepared, 1, dataclasses.replace(once, class_weights=(1.0, 9.0, 1.0, 1.0)), frozen=False, images=images)
+  difference = np.abs(other[0]['head']['bias'] - given[0][0]['head']['bias'])
+  assert difference.max() > 1e-3
 
 
 def test_calls_wait_for_earlier_calls():

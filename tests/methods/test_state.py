@@ -313,6 +313,7 @@ KINDS = {
   'moco_symmetric': dict(queue=16, momentum=0.7, symmetric=True, intra_batch=True, views=3),
   'moco_v3': dict(momentum=0.7, small=1),
   'moco_v3_together': dict(loss='cacr', tau=None, momentum=0.7, views=3, small=1, keys_together=True),
+  'fnc': dict(loss='fnc', momentum=0.7, views=3, queue=16, top=4, threshold=0.9, small=1),
   'memory_bank': dict(negatives=7),
   'isogclr': dict(loss='robust_contrastive', tau=None, views=3, tau_rate=0.05),
   'byol': dict(loss='byol', tau=None, momentum=0.7, small=1),

@@ -1,0 +1,39 @@
+"""Sums over negatives that several losses share."""
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax.arrays import check_mapping
+from ssl_jax.registry import require
+
+
+def masked(x: jax.Array, where: jax.Array | None) -> jax.Array:
+  """-inf where `where` is False. A query without negatives keeps all, so that its unused value is finite."""
+  assert where is not None  # `contrastive_loss` fills it in
+  return jnp.where(where | ~where.any(axis=1, keepdims=True), x, -jnp.inf)
+
+
+def logsumexp(x: jax.Array, where: jax.Array | None) -> jax.Array:
+  return jax.nn.logsumexp(masked(x, where), axis=1)
+
+
+def log_mean_exp(x: jax.Array, counts: jax.Array, *, axis_name: str | None) -> jax.Array:
+  """log(sum e^x / sum counts) over the entries of all devices with counts above 0.  [...], [...] -> []"""
+  check_mapping(x, axis_name)
+  where, counts = counts.astype(bool), counts.astype(x.dtype)  # float: a large batch has more than 2^31 pairs
+  shift = jnp.max(jax.lax.stop_gradient(x), where=where, initial=-jnp.inf)
+  if axis_name is not None:
+    shift = jax.lax.pmax(shift, axis_name)
+  shift = jnp.where(jnp.isfinite(shift), shift, 0)
+  total = jnp.sum(jnp.exp(jnp.where(where, x - shift, -jnp.inf)))
+  count = jnp.sum(counts)
+  if axis_name is not None:
+    total, count = jax.lax.pmean((total, count), axis_name)
+  return shift + jnp.log(jnp.where(count > 0, total, 1)) - jnp.log(jnp.where(count > 0, count, 1))
+
+
+def log_mean_exp_by_pair(x: jax.Array, counts: jax.Array, *, view_pairs: int, axis_name: str | None) -> jax.Array:
+  """`log_mean_exp` of each of `view_pairs` consecutive groups of queries, for each of its queries.  [Q], [Q] -> [Q]"""
+  require('view_pairs', view_pairs, lambda n: n > 0 and len(x) % n == 0, f'a divisor of the {len(x)} queries')
+  groups = zip(jnp.split(x, view_pairs), jnp.split(counts, view_pairs), strict=True)
+  return jnp.repeat(jnp.stack([log_mean_exp(*group, axis_name=axis_name) for group in groups]), len(x) // view_pairs)

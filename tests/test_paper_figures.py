@@ -1,0 +1,129 @@
+"""The papers' figures that are drawn from runs: from the results so far, with what is missing left empty."""
+
+import numpy as np
+import pytest
+
+from experiments import tables
+from experiments.balanced import figures as balanced
+from experiments.behaviour import figures as behaviour
+from experiments.behaviour import tsne
+from experiments.dystress import figures as dystress
+from experiments.dystress import sweep as dystress_sweep
+from ssl_jax import train
+from tests.helpers import tiny
+from tests.test_experiments import result
+
+
+def row_of(sweep, name):
+  return next(row for row in sweep.rows if row.name == name)
+
+
+def record(folder, sweep, name, **more):
+  folder.mkdir(exist_ok=True)
+  tables.append(folder / 'results.jsonl', result(sweep, row_of(sweep, name), 0, **more))
+
+
+@pytest.fixture
+def lee(tmp_path):
+  """Results of two cells of the grid, of the gaps over epochs and of three augmentations."""
+  sweep = balanced.sweep.SWEEP
+  for name, accuracy in {'balanced_2_4': 86.0, 'balanced_1_8': 70.0}.items():
+    record(tmp_path / 'balanced', sweep, name, metrics={'linear': accuracy})
+  history = {name: [(10.0, 0.5), (20.0, 0.25)] for name in balanced.sweep.GAPS}
+  record(tmp_path / 'balanced', sweep, 'bounds', metrics={'linear': 85.0}, history=history)
+  for name in ('nt_xent', 'nt_xent_cutout', 'nt_xent_noise'):
+    metrics = {'linear': 80.0, 'projector/prototype_bias_sampled': 1.2}
+    record(tmp_path / 'balanced', sweep, name, metrics=metrics)
+  return tmp_path
+
+
+def test_the_grid_is_a_heat_map_with_empty_cells(lee):
+  found = {name: [result_] for (name, _), result_ in tables.done(balanced.sweep.SWEEP, lee / 'balanced').items()}
+  values = balanced.grid_values(found, 'balanced')
+  assert values[2, 1] == 86 and values[3, 0] == 70  # rows are λ, columns α
+  assert np.isnan(values).sum() == 14 and np.isnan(balanced.grid_values(found, 'generalized_nt_xent')).all()
+  figure = balanced.grid(found)
+  shown = [np.ma.getmaskarray(axis.images[0].get_array()).sum() for axis in figure.axes[:2]]
+  assert shown == [14, 16], 'cells without a run are empty'
+  assert [text.get_text() for text in figure.axes[0].texts] == ['86.0', '70.0']
+
+
+def test_the_figures_of_lee_are_drawn_from_results(lee, tmp_path):
+  out = tmp_path / 'out'
+  out.mkdir()
+  assert [path.name for path in balanced.main(lee, out)] == ['grid.svg', 'bias.svg', 'gaps.svg']
+  gaps, bias = (out / 'gaps.svg').read_text(), (out / 'bias.svg').read_text()
+  assert '>attracting gap</text>' in gaps and '>repelling gap</text>' in gaps
+  assert '>base</text>' in bias and '>with cutout</text>' in bias and '>with rotation</text>' not in bias
+  assert balanced.main(tmp_path / 'nothing', out) == []
+
+
+def test_the_figures_of_dystress_are_drawn_from_results(tmp_path, capsys):
+  metrics = {dystress_sweep.KNN: 85.0, dystress_sweep.UNIFORMITY: -2.5, dystress.TOLERANCE: 0.4}
+  for name in ('cosine', 'shifted_-0.2', 'cosine_learning_rate_0.03', 'cifar100_cosine'):
+    record(tmp_path / 'dystress', dystress_sweep.SWEEP, name, metrics=metrics)
+  drawn = dystress.from_results(tmp_path)
+  assert set(drawn) == {'shifts', 'learning_rates'}, 'a figure needs two of its rows'
+  labels = [label.get_text() for label in drawn['learning_rates'].axes[0].get_xticklabels()]
+  assert labels == ['0.03', '0.06']
+  assert len(drawn['shifts'].axes) == 3
+  said = capsys.readouterr().out
+  assert 'ranges: not run yet: cosine_0.07_0.1' in said and 'ranges_imagenet100: not run yet: dystress' in said
+
+
+def test_the_histograms_come_from_two_workdirs(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(dystress, 'from_results', dict)
+  monkeypatch.chdir(tmp_path)
+  assert dystress.main(out=tmp_path) == []
+  assert 'no evaluation.npz in runs/dystress/untrained_seed0, runs/dystress/cosine_seed0' in capsys.readouterr().out
+  arrays = {'similarities_edges': np.linspace(-1, 1, 11)} | {f'similarities_{k}': np.arange(10) for k in dystress.KINDS}
+  for name in ('before', 'after'):
+    (tmp_path / name).mkdir()
+    np.savez(tmp_path / name / 'evaluation.npz', **arrays)
+  assert dystress.main([tmp_path / 'before', tmp_path / 'after'], tmp_path) == [tmp_path / 'histograms.svg']
+  text = (tmp_path / 'histograms.svg').read_text()
+  assert '>before training</text>' in text and '>false negatives</text>' in text
+  with pytest.raises(ValueError, match='1 workdirs: give two'):
+    dystress.main([tmp_path / 'before'])
+
+
+def test_each_data_set_has_its_own_figures(tmp_path):
+  edges = np.linspace(-1, 1, 81).tolist()
+  curves = {'separation_mean': [0.9] + [0.5] * 10, 'separation_std': [0.1] * 11, 'similarities_edges': edges}
+  curves |= {f'similarities_{kind}': list(range(80)) for kind in ('TP', 'FN', 'TN')}
+  metrics = {'linear': 80.0, 'projector/uniformity': -3.5, 'projector/same_label_similarity': 0.2}
+  for name in ('svhn_hard_0.3', 'svhn_triplet', 'triplet'):
+    record(tmp_path, behaviour.SWEEP, name, metrics=metrics, curves=curves)
+  drawn = {path.name: path.read_text() for path in behaviour.main(tmp_path, tmp_path)}
+  names = ('accuracy', 'uniformity', 'tolerance', 'separation', 'similarities')
+  assert set(drawn) == {f'{name}{ending}.svg' for name in names for ending in ('', '_svhn')}
+  assert 'SVHN</text>' in drawn['separation_svhn.svg'] and 'SVHN</text>' not in drawn['separation.svg']
+
+
+def test_tsne_keeps_clusters_apart():
+  rng = np.random.default_rng(0)
+  labels = np.repeat(np.arange(3), 20)
+  x = np.eye(8)[labels] + 0.05 * rng.normal(size=(60, 8))
+  points = tsne.plane(x.astype(np.float32))
+  centers = np.stack([points[labels == c].mean(axis=0) for c in range(3)])
+  nearest = np.linalg.norm(points[:, None] - centers[None], axis=2).argmin(axis=1)
+  np.testing.assert_array_equal(nearest, labels)
+  np.testing.assert_array_equal(points, tsne.plane(x.astype(np.float32)))
+  assert len(tsne.draw({'a': (points, labels), 'b': (points, labels)}).axes) == 2
+
+
+def test_tsne_says_which_runs_are_missing(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  assert tsne.main(out=tmp_path / 'tsne.svg') is None
+  said = capsys.readouterr().out
+  assert 'no checkpoint in runs/behaviour/contrastive_0.07_seed0, runs/behaviour/contrastive_0.2_seed0' in said
+
+
+@pytest.mark.slow
+def test_tsne_of_a_run(tmp_path):
+  train.train(tiny(tmp_path, steps=2), str(tmp_path / 'run'))
+  x, labels = tsne.embeddings(tmp_path / 'run')
+  assert x.shape == (16, 8) and labels.shape == (16,)
+  np.testing.assert_allclose(np.linalg.norm(x, axis=1), 1, rtol=1e-5)
+  assert tsne.main([tmp_path / 'run'], tmp_path / 'tsne.svg') == tmp_path / 'tsne.svg'
+  assert '>run</text>' in (tmp_path / 'tsne.svg').read_text()
