@@ -74,9 +74,8 @@ class ImageText(Method):
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     *views, sentences = inputs.views
     images, batch_stats = self.embed(params, batch_stats, views)
-    variables = {'params': params['network'], 'batch_stats': batch_stats}
-    read, changed = self.network.apply(variables, sentences, train=True, mutable=['batch_stats'], method='read')
-    text, batch_stats = read['projector'], changed.get('batch_stats', {})
+    (read,), batch_stats = self.encode_group(params['network'], batch_stats, [sentences], method='read')
+    text = read['projector']
     tau, contrast = self.tau(params, inputs), self.contrast.at(params)
     make = functools.partial(pairs.with_keys, axis_name=self.axis_name, block=self.block)
     of_pairs = lambda pair: jnp.mean(contrast(pair.pos, pair.neg, pair.where, tau, axis_name=self.axis_name))
