@@ -124,19 +124,19 @@ class Method:
     outputs = []
     for _, group in itertools.groupby(enumerate(views), key=lambda view: (view[0] if apart else 0, view[1].shape)):
       group = [view for _, view in group]
-      encoded, batch_stats = self.encode_group(network, batch_stats, group, predict=predict)
+      encoded, batch_stats = self._encode_group(network, batch_stats, group, predict)
       outputs += encoded
     return outputs, batch_stats
 
-  def encode_group(
-    self, network: Any, batch_stats: Any, group: Sequence[jax.Array], **how: Any
+  def _encode_group(
+    self, network: Any, batch_stats: Any, group: Sequence[jax.Array], predict: bool
   ) -> tuple[list[dict[str, jax.Array]], Any]:
-    """`encode` for views of one size, as one batch or in microbatches; `how` are arguments of the network's `apply`."""
+    """`encode` for views of one size, as one batch or in microbatches."""
 
     def apply(views):
       variables = {'params': network, 'batch_stats': batch_stats}
       joined, changed = self.network.apply(
-        variables, jnp.concatenate(views), train=True, mutable=['batch_stats'], **how
+        variables, jnp.concatenate(views), train=True, predict=predict, mutable=['batch_stats']
       )
       parted = {name: jnp.split(x, len(views)) for name, x in joined.items()}
       outputs = [{name: parts[v] for name, parts in parted.items()} for v in range(len(views))]
