@@ -130,7 +130,7 @@ def outcome(mode: str, folder: pathlib.Path) -> Any:
   if mode == 'train':
     times = ('seconds', 'date')
     summary = {key: x for key, x in json.loads((run / 'summary.json').read_text()).items() if key not in times}
-    return {**bits(run), 'config': json.loads((run / 'config.json').read_text()), 'summary': summary}
+    return {**bits(run, newest=1), 'config': json.loads((run / 'config.json').read_text()), 'summary': summary}
   if mode == 'evaluate':
     return json.loads((run / 'evaluation.json').read_text())
   if mode == 'export':
