@@ -33,8 +33,6 @@ ELSEWHERE = {
   'isic2016': 'ISIC 2016',
   'mhist': 'MHIST',
   'oxford_flowers102': 'Flowers',
-  'webvision': 'WebVision v1',
-  'imagenet22k': 'ImageNet-22K',
 }
 WEIGHTS = {'text': 'the weights of BERT', 'encoders': 'encoders pretrained on ImageNet-1K'}
 
