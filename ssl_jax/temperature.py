@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,19 @@ from ssl_jax.registry import (
   require_positive,
   show,
 )
+from ssl_jax.stream import Stream
 
 Temperature = float | jax.Array | Callable[[jax.Array], jax.Array]
 
 
-def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
+@overload
+def scale(s: Stream, temperature: Temperature) -> Stream: ...
+@overload
+def scale(s: jax.Array, temperature: Temperature) -> jax.Array: ...
+def scale(s, temperature):
   """s / tau, where tau is a number, an array (a scalar or one value per row of s) or tau(s).  [Q, ...] -> [Q, ...]
+
+  Of a `Stream` it is one again.
 
   >>> print(scale(jnp.array([-1.0, 0.0, 1.0]), cosine(0.1, 0.2)).round(3))
   [-5.  0.  5.]
@@ -45,6 +52,15 @@ def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
     kind = 'a schedule of the step' if isinstance(temperature, OfStep) else 'a learnable temperature'
     fix = 'pass schedule(step)' if isinstance(temperature, OfStep) else 'pass schedule.at(params, step)'
     raise ValueError(f'temperature is {kind}, not a function of the similarity: {fix}')
+  if isinstance(s, Stream):
+    if callable(temperature) or np.ndim(temperature) == 0:
+      return s.apply(lambda x: scale(x, temperature))
+    tau = jnp.asarray(temperature, s.source.queries.dtype)
+    if tau.size != len(s.source.queries):
+      raise ValueError(
+        f'temperature has shape {tau.shape}, but there are {len(s.source.queries)} queries: give a number, or one each'
+      )
+    return s / tau
   if callable(temperature):
     return s / temperature(s if isinstance(temperature, with_gradient) else jax.lax.stop_gradient(s))
   if np.ndim(temperature) == 0:

@@ -3,6 +3,7 @@
 A loss is a function under `@contrastive_loss`, which also enters it in the table `CONTRASTIVE` that configs name.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -17,6 +18,7 @@ import numpy as np
 from ssl_jax import pairs
 from ssl_jax.arrays import to_float32
 from ssl_jax.registry import arguments, find, prefix
+from ssl_jax.stream import NotStreamableError, Stream
 from ssl_jax.temperature import Temperature
 
 _GIVEN = ('pos', 'neg', 'temperature', 'where', 'view_pairs', 'axis_name')  # arguments that a config does not set
@@ -31,6 +33,8 @@ class Properties:
     cosine_only: why similarities must be cosines; '' if any will do.
     separable: whether it is a term of the positives plus a term of the negatives.
     inverse_temperature: the parameter that is 1 / tau; '' if there is none.
+    streamed: whether it reads negatives only by arithmetic and `logsumexp`, `softmax_mean`, `total` and `count` of this
+      module, so that it takes a `Stream`.
 
   >>> Properties(no_temperature='its alpha is 1 / tau', separable=True).cosine_only
   ''
@@ -40,6 +44,7 @@ class Properties:
   cosine_only: str = ''
   separable: bool = False
   inverse_temperature: str = ''
+  streamed: bool = False
 
 
 class ContrastiveLoss(Protocol):
@@ -62,12 +67,17 @@ CONTRASTIVE: dict[str, ContrastiveLoss] = {}  # every loss of similarities by na
 
 
 def contrastive_loss(
-  *, no_temperature: str = '', cosine_only: str = '', separable: bool = False, inverse_temperature: str = ''
+  *,
+  no_temperature: str = '',
+  cosine_only: str = '',
+  separable: bool = False,
+  inverse_temperature: str = '',
+  streamed: bool = False,
 ) -> Callable[[Callable[..., jax.Array]], ContrastiveLoss]:
   """A decorator for a loss of similarities, which declares its `Properties`.
 
-  The body sees float32 `pos` `[Q, K]`, `neg` and a full `where` `[Q, M]`. Of `pairs.NegativeBlocks` it sees one block
-  of queries after the other. A loss with a mean over all queries, which takes `axis_name`, sees the `NegativeBlocks` as
+  The body sees float32 `pos` `[Q, K]`, `neg` and a full `where` `[Q, M]`. Of `pairs.NegativeBlocks` it sees a `Stream`
+  and `where` None if it is `streamed`, and one block of queries after the other if it is not. A loss with a mean over all queries, which takes `axis_name`, sees the `NegativeBlocks` as
   `neg` instead, and `where` None: it reads them through `over_negatives`.
 
   >>> @contrastive_loss(no_temperature='this example has none')
@@ -78,15 +88,15 @@ def contrastive_loss(
   """
 
   def decorate(function: Callable[..., jax.Array]) -> ContrastiveLoss:
-    loss: Any = _with_checks(function)
-    loss.properties = Properties(no_temperature, cosine_only, separable, inverse_temperature)
+    loss: Any = _with_checks(function, streamed)
+    loss.properties = Properties(no_temperature, cosine_only, separable, inverse_temperature, streamed)
     CONTRASTIVE[function.__name__] = loss
     return loss
 
   return decorate
 
 
-def _with_checks(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def _with_checks(function: Callable[..., jax.Array], streamed: bool) -> Callable[..., jax.Array]:
   signature = inspect.signature(function)
 
   def in_blocks(*args, **kwargs):
@@ -108,10 +118,15 @@ def _with_checks(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]
     chex.assert_rank(pos, {1, 2})
     pos = to_float32(pos)
     pos = pos[:, None] if pos.ndim == 1 else pos
+    if isinstance(neg, Stream):  # of a loss that is part of another
+      return function(pos, neg, *args, where=None, **kwargs)
     if isinstance(neg, pairs.NegativeBlocks):
       chex.assert_equal_shape_prefix([pos, neg.queries], 1)
       if where is not None:
         raise ValueError(f'where has shape {where.shape}, but blocks of negatives have their own mask: leave it out')
+      if streamed and (stream := neg.stream()) is not None:
+        with contextlib.suppress(NotStreamableError):
+          return jnp.where(stream.count() > 0, function(pos, stream, *args, where=None, **kwargs), 0)
       if 'axis_name' not in signature.parameters:
         return in_blocks(pos, neg, *args, **kwargs)
       some = neg.map(lambda _, where: where.any(axis=1))
@@ -145,13 +160,66 @@ def negatives(neg: jax.Array, where: jax.Array | None) -> jax.Array:
   return kept if where is None else kept & jnp.asarray(where, bool)
 
 
-def over_negatives(function: Callable[..., Any], neg: jax.Array | pairs.NegativeBlocks, where: jax.Array | None) -> Any:
+def over_negatives(
+  function: Callable[..., Any], neg: jax.Array | Stream | pairs.NegativeBlocks, where: jax.Array | None
+) -> Any:
   """function(neg [Q, M], where [Q, M]) -> [Q, ...], block by block where `neg` comes in blocks.
 
   >>> over_negatives(lambda neg, where: jnp.sum(where, axis=1), jnp.zeros((1, 3)), jnp.ones((1, 3), bool)).tolist()
   [3]
   """
   return neg.map(function) if isinstance(neg, pairs.NegativeBlocks) else function(neg, where)
+
+
+def masked(x: jax.Array, where: jax.Array | None) -> jax.Array:
+  """-inf where `where` is False. A query without negatives keeps all, so that its unused value is finite.
+
+  >>> print(masked(jnp.zeros((1, 2)), jnp.array([[True, False]])))
+  [[  0. -inf]]
+  """
+  assert where is not None  # `contrastive_loss` fills it in
+  return jnp.where(where | ~where.any(axis=1, keepdims=True), x, -jnp.inf)
+
+
+def logsumexp(x: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
+  """log sum e^x over the negatives.  [Q, M], [Q, M] -> [Q]
+
+  >>> print(logsumexp(jnp.zeros((1, 3)), jnp.array([[True, True, False]])))
+  [0.6931]
+  """
+  return x.logsumexp() if isinstance(x, Stream) else jax.nn.logsumexp(masked(x, where), axis=1)
+
+
+def softmax_mean(logits: jax.Array | Stream, values: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
+  """The mean of `values` over the negatives, with weights softmax(logits).  [Q, M], [Q, M], [Q, M] -> [Q]
+
+  >>> print(softmax_mean(jnp.zeros((1, 3)), jnp.array([[1.0, 2.0, 9.0]]), jnp.array([[True, True, False]])))
+  [1.5]
+  """
+  if isinstance(logits, Stream):
+    return logits.softmax_mean(values)
+  return jnp.sum(jax.nn.softmax(masked(logits, where), axis=1) * values, axis=1)
+
+
+def total(x: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
+  """The sum over the negatives.  [Q, M], [Q, M] -> [Q]
+
+  >>> print(total(jnp.ones((1, 3)), jnp.array([[True, True, False]])))
+  [2.]
+  """
+  return x.sum() if isinstance(x, Stream) else jnp.sum(jnp.where(where, x, 0), axis=1)
+
+
+def count(neg: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
+  """The number of negatives of each query.  [Q, M], [Q, M] -> integers [Q]
+
+  >>> count(jnp.ones((1, 3)), jnp.array([[True, True, False]])).tolist()
+  [2]
+  """
+  if isinstance(neg, Stream):
+    return neg.count()
+  assert where is not None  # `contrastive_loss` fills it in
+  return jnp.sum(where, axis=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
