@@ -10,8 +10,8 @@ gradient of the mean over all queries, because gradients flow through the gather
 `jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
 
 To save memory, a `block` above 0 makes `neg` a `NegativeBlocks`: a loss then computes the similarities of that many
-queries at a time, with the same values and gradients. On an NVIDIA GPU, losses that only sum over negatives keep them on
-the chip (`ssl_jax.stream`). With `ring`, keys travel from device to device instead of being gathered.
+queries at a time, with the same values and gradients. On an NVIDIA GPU, losses that only sum over negatives keep them
+on the chip (`ssl_jax.stream`). With `ring`, keys travel from device to device instead of being gathered.
 """
 
 import dataclasses
@@ -292,9 +292,17 @@ def check_similarity(similarity: str) -> None:
   require_choice('similarity', similarity, ('cosine', 'dot', 'euclidean'))
 
 
+def check_ring(ring: bool, block: int) -> None:
+  """Raises a ValueError if there is a ring without blocks.
+
+  >>> check_ring(True, block=1024)
+  """
+  require('ring', ring, lambda ring: block or not ring, 'False without a block: set block above 0')
+
+
 def _ring_axis(ring: bool, axis_name: str | None, block: int) -> str | None:
   """The axis that keys travel along, None where there is no ring."""
-  require('ring', ring, lambda ring: block or not ring, 'False without a block: set block above 0')
+  check_ring(ring, block)
   return axis_name if ring else None
 
 

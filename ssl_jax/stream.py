@@ -1,7 +1,7 @@
 """Similarities [Q, M] that exist only a block at a time, and their reductions over the keys.
 
-A `Stream` stands for an array [Q, M], an elementwise function of the products of Q queries with M keys. Arithmetic on it
-makes another one; `logsumexp`, `softmax_mean` and `sum` reduce it to [Q]. Nothing of size [Q, M] is ever stored: the
+A `Stream` stands for an array [Q, M], an elementwise function of the products of Q queries with M keys. Arithmetic on
+it makes another one; `logsumexp`, `softmax_mean` and `sum` reduce it to [Q]. Nothing of size [Q, M] is ever stored: the
 forward pass keeps the logarithm of each query's sum, and the backward pass computes the similarities again.
 
 On an NVIDIA GPU a block lives on the chip (`ssl_jax.kernels`). Elsewhere, and as the oracle of the kernels, blocks of
@@ -143,11 +143,16 @@ class Stream:
 class _Plan(NamedTuple):
   """What a reduction is, beside its arrays."""
 
-  function: Callable[..., tuple[jax.Array, ...]]  # (s, *operands) -> (logit,) or (logit, value), of scalars
+  jaxpr: Any  # (s, *operands) -> (logit,) or (logit, value), of scalars; its constants are the last operands
   values: bool
   block: int
   axis_name: str | None
   form: str
+
+  def function(self, s: jax.Array, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    count = len(self.jaxpr.invars) - 1
+    evaluate = kernels.evaluate if self.form == 'kernel' else jax.core.eval_jaxpr
+    return tuple(evaluate(self.jaxpr, operands[count:], s, *operands[:count]))
 
 
 def _reduce(logits: Stream, values: Stream | None = None) -> tuple[jax.Array, ...]:
@@ -166,10 +171,7 @@ def _reduce(logits: Stream, values: Stream | None = None) -> tuple[jax.Array, ..
     raise NotStreamableError
   taken = tuple(jnp.broadcast_to(x, len(source.queries)) for x in closed.consts)
 
-  def of_scalars(s, *given):
-    return tuple(jax.core.eval_jaxpr(closed.jaxpr, given[len(operands) :], s, *given[: len(operands)]))
-
-  plan = _Plan(of_scalars, values is not None, source.block, source.axis_name, _form)
+  plan = _Plan(closed.jaxpr, values is not None, source.block, source.axis_name, _form)
   found = _total(plan, source.queries, source.keys, source.own, source.instances, (*operands, *taken))
   some = found[0] > LOW / 2
   return tuple(jnp.where(some, x, 0) for x in found)
@@ -232,7 +234,8 @@ def _merge(one, other):
 
 
 def _choose(plan, kernel, plain, queries, own, given, keys, instances):
-  kernel, plain = functools.partial(kernel, plan), functools.partial(plain, plan)
+  kernel = functools.partial(kernel, plan._replace(form='kernel'), interpret=plan.form == 'interpret')
+  plain = functools.partial(plain, plan._replace(form='plain'))
   arrays = (queries, own, given, keys, instances)
   if plan.form in ('kernel', 'interpret'):
     return kernel(*arrays)
@@ -241,15 +244,13 @@ def _choose(plan, kernel, plain, queries, own, given, keys, instances):
   return jax.lax.platform_dependent(*arrays, cuda=kernel, default=plain)
 
 
-def _kernel_sums(plan, queries, own, operands, keys, instances):
-  interpret = plan.form == 'interpret'
-  return kernels.sums(
-    plan.function, queries, own, operands, keys, instances, values=plan.values, interpret=interpret
-  )
+def _kernel_sums(plan, queries, own, operands, keys, instances, *, interpret):
+  given = (queries, own, operands, keys, instances)
+  return kernels.sums(plan.function, *given, values=plan.values, interpret=interpret)
 
 
-def _kernel_gradient(plan, queries, own, stats, keys, instances):
-  of = functools.partial(kernels.gradient, plan.function, interpret=plan.form == 'interpret')
+def _kernel_gradient(plan, queries, own, stats, keys, instances, *, interpret):
+  of = functools.partial(kernels.gradient, plan.function, interpret=interpret)
   if keys is None:  # the rows are queries and keys at once: the similarities are computed once for both
     d_queries, d_operands = of(queries, own, queries, instances, of_rows=stats, of_columns=stats)
     return d_queries, None, d_operands

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +36,7 @@ from ssl_jax.stream import Stream
 Temperature = float | jax.Array | Callable[[jax.Array], jax.Array]
 
 
-@overload
-def scale(s: Stream, temperature: Temperature) -> Stream: ...
-@overload
-def scale(s: jax.Array, temperature: Temperature) -> jax.Array: ...
-def scale(s, temperature):
+def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
   """s / tau, where tau is a number, an array (a scalar or one value per row of s) or tau(s).  [Q, ...] -> [Q, ...]
 
   Of a `Stream` it is one again.
@@ -53,14 +49,7 @@ def scale(s, temperature):
     fix = 'pass schedule(step)' if isinstance(temperature, OfStep) else 'pass schedule.at(params, step)'
     raise ValueError(f'temperature is {kind}, not a function of the similarity: {fix}')
   if isinstance(s, Stream):
-    if callable(temperature) or np.ndim(temperature) == 0:
-      return s.apply(lambda x: scale(x, temperature))
-    tau = jnp.asarray(temperature, s.source.queries.dtype)
-    if tau.size != len(s.source.queries):
-      raise ValueError(
-        f'temperature has shape {tau.shape}, but there are {len(s.source.queries)} queries: give a number, or one each'
-      )
-    return s / tau
+    return _scaled_stream(s, temperature)
   if callable(temperature):
     return s / temperature(s if isinstance(temperature, with_gradient) else jax.lax.stop_gradient(s))
   if np.ndim(temperature) == 0:
@@ -71,6 +60,15 @@ def scale(s, temperature):
       f'temperature has shape {tau.shape}, but the similarities have shape {s.shape}: give a number, or one per query'
     )
   return s / (tau.reshape(tau.shape + (1,) * (s.ndim - tau.ndim)) if tau.ndim else tau)
+
+
+def _scaled_stream(s: Stream, temperature: Temperature) -> Any:
+  if callable(temperature) or np.ndim(temperature) == 0:
+    return s.apply(lambda x: scale(x, temperature))
+  tau, count = jnp.asarray(temperature, s.source.queries.dtype), len(s.source.queries)
+  if tau.size != count:
+    raise ValueError(f'temperature has shape {tau.shape}, but there are {count} queries: give a number, or one each')
+  return s / tau
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from ssl_jax import kernels, losses, pairs, stream, temperature
@@ -33,11 +34,40 @@ def of_loss(loss, tau, form, **block):
   return jax.jit(lambda z, params: values_and_gradients(of, z, params))(embeddings(2, 21, width=5), LEARNED.init())
 
 
-class KernelTest(chex.TestCase):
+class SmallTiles(chex.TestCase):
   def setUp(self):
     super().setUp()
     self.enter_context(mock.patch.multiple(kernels, FORWARD=TILES, BACKWARD=TILES))  # several tiles for few queries
 
+
+class KernelTest(SmallTiles):
+  def test_accuracy_at_a_low_temperature(self):
+    """Against float64, at tau 0.05: the error of float32, and not that of bfloat16 or TF32."""
+    z, tau = embeddings(2, 64, width=128), temperature.cosine(0.05, 0.1)
+
+    def mean(z, block=0):
+      return losses.nt_xent(*z, tau, block=block).mean()
+
+    with jax.enable_x64(True):
+      expected = jax.tree.map(np.asarray, jax.jit(jax.value_and_grad(mean))(jnp.asarray(z, jnp.float64)))
+    with stream.form('interpret'):
+      value, gradient = jax.jit(jax.value_and_grad(functools.partial(mean, block=1)))(z)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-5)
+    assert np.linalg.norm(gradient - expected[1]) < 1e-5 * np.linalg.norm(expected[1])
+
+  def test_a_query_without_negatives_counts_nothing(self):
+    z, index, drawn = embeddings(2, 7), jnp.arange(7), jnp.array([1, 1])  # all of query 1's are its own
+    for form in ('plain', 'interpret'):
+      with stream.form(form):
+        of = lambda z: losses.info_nce(*pairs.with_bank(*z, index, drawn, block=2)[:2], 0.2)
+        found, gradient = jax.jit(functools.partial(values_and_gradients, of))(z)
+      self.assertEqual(found[1], 0)
+      self.assertTrue(np.all(gradient[0][0][1] == 0))
+      self.assertTrue(np.isfinite(gradient[0]).all())
+
+
+@pytest.mark.slow
+class EveryKernelTest(SmallTiles):
   @parameterized.parameters(*STREAMED)
   def test_every_loss(self, name):
     loss = LOSSES[name]
@@ -70,24 +100,10 @@ class KernelTest(chex.TestCase):
         return LOSSES['cacr'](*make(*z, block=block))
 
     expected, actual = (
-      values_and_gradients(lambda z, b=block, f=form: of(z, b, f), embeddings(2, 21))
+      jax.jit(lambda z, b=block, f=form: values_and_gradients(lambda z: of(z, b, f), z))(embeddings(2, 21))
       for block, form in ((0, 'plain'), (10, 'interpret'))
     )
     assert_near(actual, expected)
-
-  def test_accuracy_at_a_low_temperature(self):
-    """Against float64, at tau 0.05: the error of float32, and not that of bfloat16 or TF32."""
-    z, tau = embeddings(2, 64, width=128), temperature.cosine(0.05, 0.1)
-
-    def mean(z, block=0):
-      return losses.nt_xent(*z, tau, block=block).mean()
-
-    with jax.enable_x64(True):
-      expected = jax.tree.map(np.asarray, jax.value_and_grad(mean)(jnp.asarray(z, jnp.float64)))
-    with stream.form('interpret'):
-      value, gradient = jax.value_and_grad(functools.partial(mean, block=1))(z)
-    np.testing.assert_allclose(value, expected[0], rtol=1e-5)
-    assert np.linalg.norm(gradient - expected[1]) < 1e-5 * np.linalg.norm(expected[1])
 
   def test_it_can_be_compiled_for_a_gpu(self):
     """The lowering finds operations that GPU kernels do not have."""
@@ -102,16 +118,6 @@ class KernelTest(chex.TestCase):
       lowered = jax.jit(jax.grad(total)).trace(z).lower(lowering_platforms=('cuda',))
       self.assertIn('triton', lowered.as_text())
 
-  def test_a_query_without_negatives_counts_nothing(self):
-    z, index, drawn = embeddings(2, 7), jnp.arange(7), jnp.array([1, 1])  # all of query 1's are its own
-    for form in ('plain', 'interpret'):
-      with stream.form(form):
-        of = lambda z: losses.info_nce(*pairs.with_bank(*z, index, drawn, block=2)[:2], 0.2)
-        found, gradient = values_and_gradients(of, z)
-      self.assertEqual(found[1], 0)
-      self.assertTrue(np.all(gradient[0][0][1] == 0))
-      self.assertTrue(np.isfinite(gradient[0]).all())
-
 
 class FormTest(absltest.TestCase):
   def test_a_temperature_that_closes_over_an_array(self):
@@ -119,8 +125,9 @@ class FormTest(absltest.TestCase):
     knots, taus = jnp.linspace(-1, 1, 5), jnp.array([0.2, 0.15, 0.1, 0.15, 0.2])
     z = embeddings(2, 6)
     values = lambda z, block: losses.nt_xent(*z, lambda s: jnp.interp(s, knots, taus), block=block)
-    expected = values_and_gradients(functools.partial(values, block=0), z)
-    assert_same(values_and_gradients(functools.partial(values, block=4), z), expected)
+    both = jax.jit(lambda z: [values_and_gradients(functools.partial(values, block=b), z) for b in (0, 4)])
+    expected, actual = both(z)
+    assert_same(actual, expected)
 
   def test_arithmetic(self):
     source = stream.Source(jnp.eye(3), None, jnp.arange(3), jnp.arange(3), block=2)
@@ -143,6 +150,7 @@ class FormTest(absltest.TestCase):
       pairs.in_batch(*embeddings(2, 4), ring=True)
 
 
+@pytest.mark.slow
 class RingTest(chex.TestCase):
   @parameterized.product(devices=(1, 2, 4), form=('plain', 'interpret'))
   def test_the_same_as_gathered_keys(self, devices, form):
@@ -157,7 +165,8 @@ class RingTest(chex.TestCase):
         for name in names:
           z = [x @ params[name] for x in batch.swapaxes(0, 1)]
           tau = temperature.cosine(0.1, 0.5) if LOSSES[name].takes_temperature else None
-          found[name] = jnp.mean(LOSSES[name](*pairs.in_batch(*z, axis_name=axis_name, **block), tau, axis_name=axis_name))
+          made = pairs.in_batch(*z, axis_name=axis_name, **block)
+          found[name] = jnp.mean(LOSSES[name](*made, tau, axis_name=axis_name))
         return sum(found.values()), found
 
       with stream.form(form):
@@ -166,7 +175,7 @@ class RingTest(chex.TestCase):
 
     expected = jax.jit(means)(params, batch)
     ring = mapped(functools.partial(means, axis_name='batch', block=3, ring=True), devices, 'shard_map')(params, batch)
-    assert_near(jax.tree.map(lambda x: x[-1], ring), expected, 2e-6 if form == "plain" else 1e-4)
+    assert_near(jax.tree.map(lambda x: x[-1], ring), expected, 2e-6 if form == 'plain' else 1e-4)
 
   def test_keys_of_another_encoder(self):
     batch = embeddings(2, 8).swapaxes(0, 1)

@@ -77,8 +77,9 @@ def contrastive_loss(
   """A decorator for a loss of similarities, which declares its `Properties`.
 
   The body sees float32 `pos` `[Q, K]`, `neg` and a full `where` `[Q, M]`. Of `pairs.NegativeBlocks` it sees a `Stream`
-  and `where` None if it is `streamed`, and one block of queries after the other if it is not. A loss with a mean over all queries, which takes `axis_name`, sees the `NegativeBlocks` as
-  `neg` instead, and `where` None: it reads them through `over_negatives`.
+  and `where` None if it is `streamed`, and one block of queries after the other if it is not. A loss with a mean over
+  all queries, which takes `axis_name`, then sees the `NegativeBlocks` as `neg` instead, and `where` None: it reads them
+  through `over_negatives`.
 
   >>> @contrastive_loss(no_temperature='this example has none')
   ... def margin_free(pos, neg, *, where=None):
@@ -190,14 +191,14 @@ def logsumexp(x: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
   return x.logsumexp() if isinstance(x, Stream) else jax.nn.logsumexp(masked(x, where), axis=1)
 
 
-def softmax_mean(logits: jax.Array | Stream, values: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
+def softmax_mean(logits: jax.Array, values: jax.Array, where: jax.Array | None) -> jax.Array:
   """The mean of `values` over the negatives, with weights softmax(logits).  [Q, M], [Q, M], [Q, M] -> [Q]
 
   >>> print(softmax_mean(jnp.zeros((1, 3)), jnp.array([[1.0, 2.0, 9.0]]), jnp.array([[True, True, False]])))
   [1.5]
   """
   if isinstance(logits, Stream):
-    return logits.softmax_mean(values)
+    return logits.softmax_mean(values)  # another stream
   return jnp.sum(jax.nn.softmax(masked(logits, where), axis=1) * values, axis=1)
 
 
@@ -207,7 +208,10 @@ def total(x: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
   >>> print(total(jnp.ones((1, 3)), jnp.array([[True, True, False]])))
   [2.]
   """
-  return x.sum() if isinstance(x, Stream) else jnp.sum(jnp.where(where, x, 0), axis=1)
+  if isinstance(x, Stream):
+    return x.sum()
+  assert where is not None  # `contrastive_loss` fills it in
+  return jnp.sum(jnp.where(where, x, 0), axis=1)
 
 
 def count(neg: jax.Array | Stream, where: jax.Array | None) -> jax.Array:

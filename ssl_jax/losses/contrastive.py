@@ -32,7 +32,16 @@ import numpy as np
 from ssl_jax import pairs
 from ssl_jax import temperature as temperatures
 from ssl_jax.arrays import check_mapping, to_float32
-from ssl_jax.losses.base import contrastive_loss, count, logsumexp, masked, negatives, over_negatives, softmax_mean, total
+from ssl_jax.losses.base import (
+  contrastive_loss,
+  count,
+  logsumexp,
+  masked,
+  negatives,
+  over_negatives,
+  softmax_mean,
+  total,
+)
 from ssl_jax.registry import require, require_choice, require_positive
 from ssl_jax.temperature import Temperature, scale
 

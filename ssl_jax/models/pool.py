@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ssl_jax.arrays import to_float32
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def max_pool(x: jax.Array, window: int, stride: int, padding: int = 0) -> jax.Array:
@@ -29,15 +31,17 @@ def _pool(x, window, stride, padding):
   border = (padding, padding, 0)
   x = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), [(0, 0, 0), border, border, (0, 0, 0)])
   last = [n - (n - window) % stride for n in x.shape[1:3]]
-  best = position = None
-  for k, (i, j) in enumerate(itertools.product(range(window), repeat=2)):
+
+  def shifted(i, j):
     ends = (x.shape[0], last[0] - window + 1 + i, last[1] - window + 1 + j, x.shape[3])
-    candidate = lax.slice(x, (0, i, j, 0), ends, (1, stride, stride, 1))
-    if best is None:
-      best, position = candidate, jnp.zeros(candidate.shape, jnp.uint8)
-    else:
-      position = jnp.where(candidate > best, jnp.uint8(k), position)
-      best = jnp.maximum(best, candidate)
+    return lax.slice(x, (0, i, j, 0), ends, (1, stride, stride, 1))
+
+  best = shifted(0, 0)
+  position = jnp.zeros(best.shape, jnp.uint8)
+  for k, (i, j) in enumerate(itertools.product(range(window), repeat=2)):
+    candidate = shifted(i, j)
+    position = jnp.where(candidate > best, jnp.uint8(k), position)
+    best = jnp.maximum(best, candidate)
   return best, position
 
 
@@ -49,16 +53,17 @@ def _forward(x, window, stride, padding):
 def _backward(window, stride, padding, saved, gradient):
   position, empty = saved
   sizes = [n + 2 * padding for n in empty.shape[1:]]
-  total = jnp.zeros((), jnp.float32)
+  gradient, dtype = to_float32(gradient), gradient.dtype
+  total = jnp.zeros((), gradient.dtype)
   for k, (i, j) in enumerate(itertools.product(range(window), repeat=2)):
-    sent = jnp.where(position == k, gradient.astype(jnp.float32), 0)
+    sent = jnp.where(position == k, gradient, 0)
     borders = [
       (first, n - first - (stride * (m - 1) + 1), stride - 1)
       for first, n, m in zip((i, j), sizes, gradient.shape[1:3], strict=True)
     ]
-    total = total + lax.pad(sent, jnp.float32(0), [(0, 0, 0), *borders, (0, 0, 0)])
+    total = total + lax.pad(sent, jnp.zeros((), sent.dtype), [(0, 0, 0), *borders, (0, 0, 0)])
   rows, columns = (slice(padding, n - padding) for n in sizes)
-  return (total[:, rows, columns].astype(gradient.dtype),)
+  return (total[:, rows, columns].astype(dtype),)
 
 
 max_pool.defvjp(_forward, _backward)
