@@ -6,7 +6,7 @@ temperature) is traced into the kernel, and so is its derivative. Nothing is add
 
 Precision: a float32 number is the sum of two of bfloat16, and a product is three products of those, added up in float32
 from the smallest. That leaves about 2^-18 of each factor, where TF32 leaves 2^-11. The product of a tile is added to
-the sum over tiles outside the tensor cores: they round towards 0, and would lose 1e-3 over 1e5 keys.
+the sum over tiles outside the tensor cores: they round towards 0 at each step, which adds up over many keys.
 
 `tile_sums` and `tile_gradient` are the arithmetic of one tile, which the plain form in `ssl_jax.stream` shares.
 """
