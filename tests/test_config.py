@@ -182,10 +182,11 @@ def test_the_difference_of_two_runs_is_named_and_harmless_keys_are_not():
 
 def test_which_keys_may_change_in_a_resumed_run():
   flat = config.flatten(base.get_config()) | {'augment_other.solarize': 0.2, 'method.queue': 128}
-  flat |= {'model.remat': True, 'method.block': 64}
+  flat |= {'model.remat': True, 'method.block': 64, 'method.ring': True}
   name = lambda key: key if key.startswith(('data.', 'model.', 'method.')) else key.partition('.')[0]
   free = [key for key in flat if config.difference(flat, flat | {key: 'changed'}) is None]
-  harmless = {'deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache', 'model.remat', 'method.block'}
+  harmless = {'deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache'}
+  harmless |= {'model.remat', 'method.block', 'method.ring'}
   harmless |= {'parallel', 'checkpoint', 'log', 'eval'}
   assert {name(key) for key in free} == harmless
   assert not {name(key) for key in flat.keys() - set(free)} & harmless
