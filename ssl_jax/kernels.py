@@ -46,6 +46,7 @@ class Tiles(NamedTuple):
 
 FORWARD = Tiles(128, 32, 4, 3)  # the fastest on an H200, of 9 and of 8 that were tried; up to a width of 128
 BACKWARD = Tiles(64, 64, 4, 2)
+CAPABILITIES = ('8.0', '9.0', '10.0')  # A100, H100 and H200, B200: others have less memory on the chip
 WIDEST = 256  # wider embeddings do not fit on the chip
 
 
@@ -143,7 +144,7 @@ def fit(queries: jax.Array, keys: jax.Array) -> bool:
   """
   if jax.default_backend() != 'gpu' or queries.shape[1] > WIDEST or not queries.dtype == keys.dtype == jnp.float32:
     return False
-  return float(getattr(jax.devices()[0], 'compute_capability', '0')) >= 8  # bfloat16 in the tensor cores
+  return getattr(jax.devices()[0], 'compute_capability', '') in CAPABILITIES
 
 
 def sums(
