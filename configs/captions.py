@@ -29,7 +29,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.source, config.data.name = 'embedded', 'embedded'
   config.data.tokens = 14
   config.dtype = 'float32'
-  config.steps, config.batch_size = 1000, 128
+  config.steps, config.batch_size = 800, 64
   config.views = 1
   # No crops and no flips: they would make a caption wrong that says where the shape is.
   config.augment = dict(name='none', crop=False, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
@@ -44,10 +44,10 @@ def get_config(arg: str = '') -> ConfigDict:
   config.optimizer.learning_rate = 2e-3
   config.optimizer.weight_decay = 0.1
   config.optimizer.exempt = True
-  config.optimizer.warmup_epochs = 1.0
+  config.optimizer.warmup_epochs = 0.5
   config.parallel.cpu_devices = 2
   config.eval.at_start = True
-  config.eval.every_epochs = 4
+  config.eval.every_epochs = 2
   config.eval.k = ()
   config.eval.linear = ''
   config.eval.retrieval = 1000

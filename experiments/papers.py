@@ -68,7 +68,6 @@ BALANCED = 'python -m experiments.balanced.figures'
 CACR = 'python -m experiments.cacr.figures'
 SAMPLES = 'python -m experiments.cacr.samples'
 POSITIVES = 'python -m benchmarks.positives'
-TRANSFER = 'python main.py --mode=transfer --workdir=WORKDIR SET ...'
 CLIP = 'python main.py --config=configs/cc3m.py:cacr --config.data.path=DIR'
 EXPORT = 'python main.py --mode=export --workdir=WORKDIR'
 PAPERS = {
@@ -138,18 +137,22 @@ PAPERS = {
       Item('Table 3', 'twice the epochs for one positive'),
       Item('Table 4', 'linear accuracy on ImageNet-1K'),
       Item('Table 5', 'pretraining on WebVision and ImageNet-22K'),
-      Item('Table 6', 'transfer to the sets of ELEVATER', TRANSFER, needs='encoders pretrained on ImageNet-1K'),
-      Item('Table 7', 'detection and segmentation', EXPORT, needs='ImageNet-1K, COCO and detectron2'),
-      Item('Table 8', 'STL-10'),
+      Item(
+        'Table 6',
+        'few-shot transfer to the sets of ELEVATER: `--mode=transfer` on both encoders, then this',
+        'python -m experiments.cacr_imagenet.transfer',
+      ),
+      Item('Table 7', 'detection and segmentation: export of the encoders, then detectron2', EXPORT),
+      Item('Table 8', 'linear accuracy on CIFAR and STL-10'),
       Item('Table 9', 'ResNet-50 on small images'),
       Item('Table 10', 'weights that prefer near or far samples'),
       Item('Table 11', 'uniform weights'),
       Item('Table 12', 'values of t⁺'),
       Item('Table 13', 'values of t⁻'),
-      Item('Table 14', 'time per step by K', POSITIVES),
+      Item('Table 14', 'time and memory per step by K', POSITIVES),
       Item('Table 15', 'contrastive losses on MoCo v2, ImageNet'),
       Item('Table 16', 'ImageNet-1K by number of epochs'),
-      Item('Table 17', 'time per step by loss, MoCo v2', POSITIVES),
+      Item('Table 17', 'time and memory per step by loss, MoCo v2', POSITIVES),
       Item('Table 18', 'MoCo v3 with a ResNet-50 and a ViT-B/16'),
       Item('Table 19', 'image and text (CLIP)', CLIP, needs='CC3M'),
       Item('Table 20', 'cost functions'),
@@ -159,8 +162,8 @@ PAPERS = {
       Item('Figure 3', 'conditional entropy during training, CIFAR-10', CACR),
       Item('Figure 4', 'conditional entropy during training, CIFAR-100', CACR),
       Item('Figure 5', 'conditional entropy during training, exponential imbalance', CACR),
-      Item('Figure 6', 'positives and negatives with their weights', SAMPLES),
-      Item('Figure 7', 't-SNE during training', SAMPLES),
+      Item('Figure 6', 'positives and negatives with their weights', f'{SAMPLES} weights WORKDIR'),
+      Item('Figure 7', 't-SNE during training', f'{SAMPLES} tsne WORKDIR ...'),
       Item('Figure 8', 'accuracy by number of negatives', CACR),
       Item('Figure 9', 'accuracy by number of positives', CACR),
       Item('Figure 10', 'accuracy during training', CACR),

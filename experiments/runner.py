@@ -133,9 +133,8 @@ class Child:
       raise ValueError(lines[-1] if lines else f'exit status {self.process.returncode}')
     load = lambda name: json.loads((self.workdir / f'{name}.json').read_text())
     config = load('config')
-    summary = load('summary') if self.row.mode == 'train' else untrained()
-    name = metric_log.evaluation_name(config['eval']['data']['name'])  # Table 5 of CACR: on another set
-    evaluation = load(name)
+    name = metric_log.evaluation_name(config['eval']['data']['name'])  # CACR's Table 5 evaluates on another set
+    evaluation, summary = load(name), load('summary') if self.row.mode == 'train' else untrained()
     if evaluation['step'] != summary['steps']:
       raise ValueError(f'{name}.json is of step {evaluation["step"]}, but the last step is {summary["steps"]}')
     config['data']['path'] = ''

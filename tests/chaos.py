@@ -70,7 +70,7 @@ def reached(process: subprocess.Popen, condition: Callable[[], bool]) -> bool:
 
 def kill(process: subprocess.Popen, moment: str, workdir: pathlib.Path, rng: random.Random) -> bool:
   """Kills the process at the moment; False if it finished before."""
-  checkpoints = workdir / 'checkpoints'
+  checkpoints, begun = workdir / 'checkpoints', time.time()
   lines = lambda: (workdir.parent / 'out').read_text().splitlines()
   if moment == 'start':
     due = time.monotonic() + rng.uniform(0, 6)
@@ -80,7 +80,7 @@ def kill(process: subprocess.Popen, moment: str, workdir: pathlib.Path, rng: ran
     happened = reached(process, lambda: sum(line.startswith('step ') for line in lines()) >= count)
     time.sleep(rng.uniform(0, 0.1))
   elif moment == 'last save':
-    happened = reached(process, lambda: any(checkpoints.glob(f'{STEPS}*')))
+    happened = reached(process, lambda: any(_since(path, begun) for path in checkpoints.glob(f'{STEPS}*')))
     time.sleep(rng.uniform(0, 0.05))
   else:
     happened = reached(process, lambda: any(line.startswith('evaluation, ') for line in lines()))
@@ -95,6 +95,14 @@ def kill(process: subprocess.Popen, moment: str, workdir: pathlib.Path, rng: ran
     return ended != 0
   process.kill()
   return process.wait() == -signal.SIGKILL
+
+
+def _since(path: pathlib.Path, when: float) -> bool:
+  """Whether a path is there and was written since then: a killed launch may have left a part of the last save."""
+  try:
+    return path.stat().st_mtime >= when
+  except FileNotFoundError:
+    return False
 
 
 def check_end(process: subprocess.Popen, workdir: pathlib.Path) -> None:
@@ -149,7 +157,7 @@ def everything(workdir: pathlib.Path) -> dict[str, Any]:
   summary = json.loads((workdir / 'summary.json').read_text())
   return {
     **bits(workdir),
-    'summary': {key: value for key, value in summary.items() if key not in ('seconds', 'date')},
+    'summary': {key: value for key, value in summary.items() if key not in ('seconds', 'date', 'commit')},
     'evaluation': (workdir / 'evaluation.json').read_text(),
     'arrays': (workdir / 'evaluation.npz').read_bytes(),
     'picture': (workdir / 'neighbours.png').read_bytes(),

@@ -78,15 +78,15 @@ def config_file(folder: pathlib.Path, choices: dict[str, Any]) -> pathlib.Path:
   return file
 
 
-def bits(workdir: pathlib.Path) -> dict[str, Any]:
-  """What a run computes: the rows of metrics.jsonl without speeds, and every array of every checkpoint."""
+def bits(workdir: pathlib.Path, newest: int | None = None) -> dict[str, Any]:
+  """What a run computes: the rows of metrics.jsonl without speeds, and all arrays of the `newest` checkpoints."""
   found: dict[str, Any] = {
     'rows': [
       {key: value for key, value in row.items() if not key.endswith('_per_second')} for row in metric_log.read(workdir)
     ]
   }
   checkpoints = Checkpoints(workdir)
-  for step in files.steps(workdir):
+  for step in files.steps(workdir)[:newest]:
     state = checkpoints._read(step, state=ocp.args.StandardRestore())
     found[f'checkpoint {step}'] = [
       (x.shape, str(x.dtype), x.tobytes()) for x in map(np.asarray, jax.tree.leaves(state))

@@ -235,3 +235,24 @@ def test_epochs_that_would_not_count_are_refused():
   with pytest.raises(ValueError, match=r'^epochs = 2 has no effect, because steps = 1000 decides: set steps=0 as well'):
     config.load('configs/quickstart.py', ['epochs=2'])
   assert config.load('configs/quickstart.py', ['epochs=2', 'steps=0']).epochs == 2
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'log': 3}, "config key 'log' = 3 must be a section"),
+    ({'data': None}, "config key 'data' = None must be a section"),
+    ({'a.b': 1}, 'config.json cannot be read \\(.*a.b.*\\): fix it, or remove it'),
+    ({'steps': 'x'}, "steps = 'x' must be of type int"),
+  ],
+)
+def test_a_damaged_recorded_config_is_refused(changes, message):
+  saved = base.get_config().to_dict() | changes
+  with pytest.raises(ValueError, match=message):
+    config.validate(config.restore(saved, base.get_config()), base.get_config())
+
+
+def test_a_whole_number_of_a_recorded_config_may_be_a_real_one():
+  chosen = config.restore(base.get_config().to_dict() | {'ema': 0}, base.get_config())
+  config.validate(chosen, base.get_config())
+  assert (chosen.ema, type(chosen.ema)) == (0.0, float)

@@ -15,7 +15,8 @@ from ssl_jax import config, losses, methods, pairs, train
 from ssl_jax.data import embedded
 from ssl_jax.data.modality import PAIRS
 from ssl_jax.evals import evaluate
-from ssl_jax.reporting import report
+from ssl_jax.models import bert
+from ssl_jax.reporting import export, report, views
 from ssl_jax.run import builder
 from tests.helpers import asked_to_stop_at, final, mapped
 
@@ -199,6 +200,23 @@ def test_the_report_shows_zero_shot_retrieval_and_the_gap(trained):
 
 
 @pytest.mark.slow
+def test_the_exported_programs_give_the_same_embeddings(trained):
+  workdir, chosen = trained
+  out = export.export(chosen, str(workdir))
+  names = {'image_embedding.jax', 'text_embedding.jax', 'text_encoder.safetensors', 'text_projector.safetensors'}
+  assert names | {'encoder.safetensors', 'vocab.txt', 'README.md'} <= {file.name for file in out.iterdir()}
+  run, (params, stats) = builder.build(chosen), final(workdir, chosen)[1].evaluated
+  unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
+  load = lambda name: jax.export.deserialize(bytearray((out / name).read_bytes()))
+  images, tokens = run.train.items[:3], run.train.tokens.tokens[:3, 0]
+  seen = run.method.features(params, stats, jax.vmap(run.views.shown)(images))['projector']
+  np.testing.assert_allclose(load('image_embedding.jax').call(images), unit(seen), atol=1e-5)
+  read = run.method.text_features(params, stats, jax.vmap(bert.seen)(tokens))['projector']
+  np.testing.assert_allclose(load('text_embedding.jax').call(tokens), unit(read), atol=1e-5)
+  assert 'text_embedding.jax' in (out / 'README.md').read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('variant', ['siglip', 'cacr', 'dystress'])
 def test_two_and_four_devices_give_the_same_run(tmp_path, variant):
   results = {}
@@ -268,6 +286,17 @@ def test_images_without_captions_are_refused(tmp_path):
   changes = {'data.source': 'arrays', 'data.path': str(tmp_path / 'images.npz')}
   with pytest.raises(ValueError, match=r"^method\.name = 'image_text' needs captions, and data\.source = 'arrays' has"):
     builder.build(small(**changes))
+
+
+def test_sentences_without_images_are_refused(tmp_path):
+  chosen = config.load('configs/sentences.py:small', ['method.name=image_text'])
+  with pytest.raises(ValueError, match=r"^method\.name = 'image_text' needs images with captions, but data\.source = "):
+    builder.modality_of(chosen).check(chosen, methods.parts(chosen, None).network.encoder)
+
+
+@pytest.mark.slow
+def test_the_views_of_the_images_are_drawn(tmp_path):
+  assert views.draw_views(small(), str(tmp_path), images=2, draws=1).exists()
 
 
 def test_prompts_have_no_meaning_for_images():

@@ -51,7 +51,15 @@ def on(data: str, row: Row, accuracy: Accuracy | None, shows: Sequence[str] = ()
   names = dict(name=f'stl10_{row.name}', title=f'{row.title}, STL-10', note='')
   file = row.config.replace('cifar10.py', 'stl10.py')
   slower = 8  # twice the images, four times the pixels
-  more = dict(config=file, seeds=(0,), published=published, minutes=slower * row.minutes, further=True, shows=tables)
+  more = dict(
+    config=file,
+    seeds=(0,),
+    published=published,
+    minutes=slower * row.minutes,
+    further=True,
+    shows=tables,
+    images=105_000,
+  )
   return dataclasses.replace(row, **names, **more)
 
 

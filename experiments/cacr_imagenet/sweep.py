@@ -48,7 +48,13 @@ TABLE_16: dict[str, tuple[str, str, Changes, dict[int, float]]] = {
   'cacr_k4': ('cacr_moco', 'CACR, K = 4', {}, {100: 68.3, 200: 70.4, 400: 73.8, 800: 74.0, 1000: 74.4}),
 }
 # Tables 5 and 15 have other numbers for some runs of Table 16: MoCo v2 67.5, CACR 70.35 and 70.4.
-ALSO = {'moco_200': ('Table 5', 'Table 15'), 'cacr_k4_200': ('Table 5', 'Table 15', 'Figure 9')}
+DETECTION = 'Table 7'  # from the encoders of these runs; the paper does not print their epochs
+ALSO = {
+  'moco_200': ('Table 5', DETECTION, 'Table 15'),
+  'cacr_k4_200': ('Table 5', DETECTION, 'Table 15', 'Figure 9'),
+  'barlow_twins_1000': (DETECTION,),
+  **{f'{name}_200': (DETECTION,) for name in ('byol', 'swav', 'simsiam', 'simclr')},
+}
 NOTES = {
   'moco_200': 'Tables 5 and 15: 67.5',
   'cacr_k4_200': 'Table 15: 70.35',
@@ -71,23 +77,18 @@ def table_15(name: str, title: str, option: str, hundred: float, whole: float) -
   """A loss on MoCo v2, on ImageNet-100 and on ImageNet-1K."""
   made = row(name, f'{title}, MoCo v2', option, whole, 'Table 15')
   names = dict(name=f'imagenet100_{name}', title=f'{made.title}, ImageNet-100', config=f'{HUNDRED}:{option}')
-  return dataclasses.replace(made, **names, published={LINEAR: hundred}, minutes=350), made
+  return dataclasses.replace(made, **names, published={LINEAR: hundred}, minutes=350, images=126_689), made
 
 
 def table_18(
-  name: str, title: str, option: str, tuned: float, linear: float, changes: Changes | None = None
+  name: str, title: str, option: str, tuned: float, linear: float, changes: Changes | None = None, also: str = ''
 ) -> list[Row]:
-  """Both evaluations of an encoder of Table 18."""
+  """Both evaluations of an encoder of Table 18; `also`: another table that the second belongs to."""
+  both = {**(changes or {}), 'eval.finetune': 'all'}
+  shows = ', '.join(filter(None, ['Table 18', also]))
   return [
-    row(
-      f'{name}_finetuned',
-      f'{title}, fine-tuned',
-      option,
-      tuned,
-      'Table 18',
-      {**(changes or {}), 'eval.finetune': 'all'},
-    ),
-    row(f'{name}_linear', f'{title}, linear', option, linear, 'Table 18', changes),
+    row(f'{name}_finetuned', f'{title}, fine-tuned', option, tuned, 'Table 18', both),
+    row(f'{name}_linear', f'{title}, linear', option, linear, shows, changes),
   ]
 
 
@@ -96,6 +97,7 @@ TABLE_5 = {
   'cacr_k1': ('CACR, K = 1', 'cacr_moco_k1', 64.5, 61.9),
   'cacr_k4': ('CACR, K = 4', 'cacr_moco', 66.1, 64.5),
 }
+OTHER_IMAGES = {'webvision': ('WebVision v1', 2_400_000), 'imagenet22k': ('ImageNet-22K', 14_200_000)}  # C.2
 
 SWEEP = Sweep(
   title='Contrastive Attraction and Contrastive Repulsion for Representation Learning (CACR), ImageNet',
@@ -119,14 +121,19 @@ SWEEP = Sweep(
       row('cacr_k1_1000', 'CACR, K = 1, 1,000 epochs', 'cacr_moco_k1', 73.7, 'Table 4', {'epochs': 1000}),
       note='the paper prints no epochs; 1,000 give the number for K = 4',
     ),
-    *table_15('align_uniform', 'AU-CL', 'align_uniform_moco', 77.66, 67.69),
+    *(
+      dataclasses.replace(made, shows=(*made.shows, *more))
+      for made, more in zip(
+        table_15('align_uniform', 'AU-CL', 'align_uniform_moco', 77.66, 67.69), ((), (DETECTION,)), strict=True
+      )
+    ),
     *table_15('hard_negative', 'HN-CL', 'hard_negative_moco', 76.34, 67.41),
     *(
       dataclasses.replace(made, note=note, shows=(*made.shows, *more))
       for made, note, more in zip(
         table_15('cacr_k1', 'CACR, K = 1', 'cacr_moco_k1', 79.40, 68.40),
         ('', 'Table 5: 69.5'),
-        ((), ('Table 5', 'Figure 9')),
+        ((), ('Table 5', DETECTION, 'Figure 9')),
         strict=True,
       )
     ),
@@ -134,11 +141,11 @@ SWEEP = Sweep(
     table_15('moco', 'CL', 'moco', 77.54, 0.0)[0],
     table_15('cacr_k4', 'CACR, K = 4', 'cacr_moco', 80.46, 0.0)[0],
     *(
-      row(f'{data}_{name}', f'{title}, pretrained on {words}', f'{option},{data}', accuracy, 'Table 5')
-      for name, (title, option, *accuracies) in TABLE_5.items()
-      for data, words, accuracy in zip(
-        ('webvision', 'imagenet22k'), ('WebVision v1', 'ImageNet-22K'), accuracies, strict=True
+      dataclasses.replace(
+        row(f'{data}_{name}', f'{title}, pretrained on {words}', f'{option},{data}', accuracy, 'Table 5'), images=images
       )
+      for name, (title, option, *accuracies) in TABLE_5.items()
+      for (data, (words, images)), accuracy in zip(OTHER_IMAGES.items(), accuracies, strict=True)
     ),
     *(
       row(f'cacr_k{k}_200', f'CACR, K = {k}, 200 epochs', 'cacr_moco', None, 'Figure 9', {'views': k + 1})
@@ -149,8 +156,8 @@ SWEEP = Sweep(
     *table_18('simclr_v2', 'SimCLR v2', 'simclr_v2', 77.2, 71.7),
     *table_18('swav_multi_crop', 'SwAV, multi-crop', 'swav,multi_crop', 77.8, 75.3, SWAV_800)[:1],
     *table_18('cacr_v3_multi_crop', 'CACR on MoCo v3, multi-crop', 'cacr_moco_v3,multi_crop', 78.4, 75.3),
-    *table_18('moco_v3_vit', 'MoCo v3, ViT-B/16', 'moco_v3_vit', 83.2, 76.5),
-    *table_18('cacr_v3_vit', 'CACR on MoCo v3, K = 4, ViT-B/16', 'cacr_moco_v3_vit', 83.4, 76.8),
+    *table_18('moco_v3_vit', 'MoCo v3, ViT-B/16', 'moco_v3_vit', 83.2, 76.5, also='Table 6'),
+    *table_18('cacr_v3_vit', 'CACR on MoCo v3, K = 4, ViT-B/16', 'cacr_moco_v3_vit', 83.4, 76.8, also='Table 6'),
     *table_18('simclr_v2_vit', 'SimCLR, ViT-B/16', 'moco_v3_vit', 83.1, 73.9, SIMCLR_VIT),
     *table_18('swav_multi_crop_vit', 'SwAV, multi-crop, ViT-B/16', 'moco_v3_vit,multi_crop', 82.8, 71.6, SWAV_VIT),
     *table_18('cacr_v3_multi_crop_vit', 'CACR, multi-crop, ViT-B/16', 'cacr_moco_v3_vit,multi_crop', 83.4, 77.1),

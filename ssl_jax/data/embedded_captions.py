@@ -25,6 +25,7 @@ SYNONYMS = {
 PHRASES = (
   'the picture shows {a_shape}',
   'we see {a_synonym}',
+  'a picture of {a_shape}',
   '{a_shape} {place}',
   '{a_color} {shape}',
   '{a_color} {shape} on a {background} background',
@@ -35,7 +36,7 @@ PHRASES = (
 def captions(scenes: embedded.Scenes) -> list[tuple[str, ...]]:
   """One sentence per phrase for each image.
 
-  >>> captions(embedded.scenes('test', size=2))[1][4]
+  >>> captions(embedded.scenes('test', size=2))[1][5]
   'a light yellow ring on a dark yellow background'
   """
   shapes = [embedded.CLASSES[label] for label in scenes.labels]

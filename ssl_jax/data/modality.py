@@ -14,6 +14,8 @@ from ssl_jax.data import captions, resolve, sentences, sources, views
 from ssl_jax.models import bert
 from ssl_jax.registry import require
 
+IMAGE_TEXT = 'image_text'  # the method that reads images together with their captions
+
 
 class Modality:
   """One kind of examples: how they are read, viewed and checked. Encoders name the modality that they read."""
@@ -195,6 +197,11 @@ class _Sentences(Modality):
 
   def check(self, config: ConfigDict, encoder: nn.Module) -> None:
     super().check(config, encoder)
+    if config.method.name == IMAGE_TEXT:
+      raise ValueError(
+        f'method.name = {IMAGE_TEXT!r} needs images with captions, but data.source = {config.data.source!r} has '
+        'sentences: give another data.source, or method.name=cmc'
+      )
     if further := [key for key in flatten(config) if key.startswith('augment') and key != 'augment.name']:
       raise ValueError(f'{further[0]} has no meaning for sentences: leave it out, or set model.dropout')
     if config.data.on_device == 'no':
@@ -233,4 +240,4 @@ def modality_of(config: ConfigDict) -> Modality:
   """The modality of a config's `data.source`, which the method `image_text` reads together with its captions."""
   if config.data.source == 'text':
     return SENTENCES
-  return PAIRS if config.method.get('name') == 'image_text' else IMAGES
+  return PAIRS if config.method.get('name') == IMAGE_TEXT else IMAGES

@@ -12,14 +12,7 @@ NONE = 'none'
 # Sentences by the name of a list; {} is the name of a class. The classifier of a class is the mean of its sentences.
 TEMPLATES: dict[str, tuple[str, ...]] = {
   'plain': ('{}', 'a photo of a {}', 'a picture of a {}', 'an image of the {}'),
-  'shapes': (
-    'a {}',
-    'the picture shows a {}',
-    'a {} in the middle',
-    'a {} on a background',
-    'there is a {}',
-    'a picture with a {}',
-  ),
+  'shapes': ('a {}', 'we see a {}', 'there is a {}', 'the picture shows a {}', 'a picture of a {}'),
   'imagenet': (
     'a photo of a {}',
     'a photo of the {}',

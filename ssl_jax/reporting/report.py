@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from PIL import UnidentifiedImageError
 
 from ssl_jax.config import flatten, relevant, upgrade
 from ssl_jax.reporting import figures, page
@@ -43,8 +44,6 @@ MEASURES = {
 
 # What a report relies on in the files of a workdir, which may be damaged.
 SECTIONS = ('method', 'data', 'model', 'loss')
-OPTIONAL_TEXT = (str, type(None))
-SUMMARY = {'steps': int, 'seconds': int | float, 'device': str, 'date': str, 'jax': str, 'commit': OPTIONAL_TEXT}
 EVALUATION: dict[str, Any] = {'step': int, 'epoch': int | float, 'features': str, 'file': str}
 EVALUATION |= dict.fromkeys(('settings', 'measures', 'classes'), dict)
 
@@ -75,7 +74,7 @@ class FinishedRun:
     found = cls(
       workdir,
       config=upgrade(config) if config else {},
-      summary=metric_log.rename(load('summary.json', SUMMARY)),
+      summary=metric_log.rename(load('summary.json', metric_log.SUMMARY)),
       evaluation=evaluation,
       arrays=metric_log.read_arrays(workdir),
       rows=metric_log.read(workdir),
@@ -292,7 +291,8 @@ def _neighbours(run: FinishedRun) -> list[Section]:
     try:
       part = Figure('neighbours', caption, figures.sheet(read_bytes(picture)))
     except (OSError, ValueError, SyntaxError) as error:  # as Pillow raises for other files
-      raise ValueError(f'{picture} cannot be read ({reason(error)}): remove it') from error
+      why = 'not an image' if isinstance(error, UnidentifiedImageError) else reason(error)
+      raise ValueError(f'{picture} cannot be read ({why}): remove it') from error
   elif os.path.lexists(text):
     caption = 'Sentences or images, each with its nearest sentences and their cosines, at the end of training.'
     try:

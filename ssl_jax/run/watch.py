@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 from ssl_jax.run import guard
 
 REACTION = 5.0  # seconds in which the loss of a process is noticed, where its system is alive
-JOIN = 60.0  # seconds until all processes are connected
+JOIN = 20.0  # seconds until all processes are connected; a collective fails after 30
 PROBES = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4}  # a lost host is noticed after 30 seconds
 TOKEN = 16  # bytes: a stranger who finds the port is not listened to
 HOSTS = 512  # bytes for the names of the first process's host

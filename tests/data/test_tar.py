@@ -10,14 +10,12 @@ import re
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
-import chex
 import numpy as np
 import pytest
 from PIL import Image
 
-from ssl_jax import train
 from ssl_jax.data import pipeline, shards, sources, tar_index, tar_source
-from tests.helpers import asked_to_stop_at, final, tiny
+from ssl_jax.evals import features
 
 
 @pytest.fixture(autouse=True)
@@ -426,21 +424,7 @@ def test_braces():
     list(shards.expand('{0..99999999}'))
 
 
-@pytest.mark.slow
-def test_training_resumes_within_a_shard_with_another_number_of_workers(tmp_path):
-  """22 images in shards of 7, 6 and 9, batches of 4: step 7 ends in the middle of a shard of the second epoch."""
-  pairs(tmp_path / 'shards', (7, 6, 9))
-  changes = {
-    'data': dict(source='tar', path=str(tmp_path / 'shards'), on_device='no', shuffle_window=5),
-    **{'data.test_split': 'train', 'data.held_out': 0.0, 'batch_size': 4, 'steps': 10, 'eval.k': ()},
-  }
-  whole = tiny(tmp_path, **changes)
-  train.train(whole, tmp_path / 'whole')
-  losses, state = final(tmp_path / 'whole', whole)
-  with asked_to_stop_at(7), pytest.raises(train.Interrupted, match='stopped at step 7 of 10'):
-    train.train(tiny(tmp_path, **changes), tmp_path / 'run')
-  other = tiny(tmp_path, **changes | {'data.workers': 2})
-  train.train(other, tmp_path / 'run')
-  resumed_losses, resumed = final(tmp_path / 'run', other)
-  assert resumed_losses == losses and len(losses) == 10
-  chex.assert_trees_all_equal(resumed, state)
+def test_stored_features_depend_on_the_places_in_the_shards(tmp_path):
+  source = sources.load(pairs(tmp_path), 'train')
+  digest = lambda positions: features.digest({}, {}, source.subset(np.array(positions)))
+  assert digest([0, 3]) == digest([0, 3]) != digest([0, 6])
