@@ -1,6 +1,7 @@
 """The papers' tables and figures: each has its runs or its command, and every config of them trains."""
 
 import collections
+import doctest
 import functools
 import json
 import pathlib
@@ -74,6 +75,11 @@ def test_the_status_of_a_row_follows_from_its_results_and_its_data(tmp_path):
   assert papers.statuses('long_tail', tmp_path) == found | {'cosine': 'run'}
   assert papers.statuses('fine_tuning', tmp_path)['mura_dcl'] == 'needs MURA and encoders pretrained on ImageNet-1K'
   assert papers.statuses('sentences', tmp_path)['simcse'] == 'needs the weights of BERT'
+
+
+def test_the_examples_of_the_page_hold():
+  failed, attempted = doctest.testmod(papers)
+  assert attempted and not failed
 
 
 # Fine-tuning (DySTreSS, Table 11)
