@@ -120,7 +120,8 @@ RULES: dict[str, Rule] = {
 
 # Keys that may change when a run is resumed, because they do not change what it computes.
 HARMLESS = (
-  *('deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache', 'model.remat', 'method.block'),
+  *('deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache'),
+  *('model.remat', 'method.block', 'method.ring'),
   *('parallel', 'checkpoint', 'log', 'eval'),
 )
 
