@@ -15,6 +15,7 @@ from typing import Any
 
 from experiments import tables
 from experiments.tables import Row, Sweep
+from ssl_jax import config
 
 FOLDER = pathlib.Path(__file__).parent
 ANALYSIS = 'python -m experiments.analysis'
@@ -201,16 +202,21 @@ def rows(paper: Paper, item: str) -> dict[str, list[Row]]:
   return {name: of_sweep for name, of_sweep in found.items() if of_sweep}
 
 
-def needs(config: Mapping[str, Any]) -> str:
+def needs(chosen: Mapping[str, Any]) -> str:
   """What a run needs that was not at hand; '' if nothing.
 
   >>> needs({'data': {'name': 'svhn_cropped'}, 'eval': {'data': {'name': ''}}, 'init': ''})
   'SVHN'
   """
-  names = (config['data']['name'], config['eval']['data']['name'])
+  names = (chosen['data']['name'], chosen['eval']['data']['name'])
   found = [ELSEWHERE.get(name, name) for name in names if name and name not in HERE]
-  found += [] if config['init'] in ('', 'random') else [WEIGHTS.get(config['init'].partition('/')[0], config['init'])]
+  found += [] if chosen['init'] in ('', 'random') else [WEIGHTS.get(chosen['init'].partition('/')[0], chosen['init'])]
   return ' and '.join(dict.fromkeys(found))
+
+
+@functools.cache  # many rows share a config and differ in numbers
+def _loaded(path: str, overrides: tuple[str, ...]) -> Mapping[str, Any]:
+  return config.load(path, overrides)
 
 
 def statuses(name: str, experiments: pathlib.Path = FOLDER) -> dict[str, str]:
@@ -220,7 +226,9 @@ def statuses(name: str, experiments: pathlib.Path = FOLDER) -> dict[str, str]:
   def status(row: Row) -> str:
     if row.name in done:
       return 'run'
-    missing = needs(sweep(name).resolve(row, row.seeds[0]))
+    changes = {**sweep(name).common, **row.changes}
+    about_data = {key: value for key, value in changes.items() if key.startswith(('data.', 'eval.data.', 'init'))}
+    missing = needs(_loaded(row.config, tuple(f'{key}={value}' for key, value in about_data.items())))
     return f'needs {missing}' if missing else 'ready'
 
   return {row.name: status(row) for row in sweep(name).rows}

@@ -1,6 +1,7 @@
 """The papers' tables and figures: each has its runs or its command, and every config of them trains."""
 
 import collections
+import doctest
 import functools
 import json
 import pathlib
@@ -74,6 +75,11 @@ def test_the_status_of_a_row_follows_from_its_results_and_its_data(tmp_path):
   assert papers.statuses('long_tail', tmp_path) == found | {'cosine': 'run'}
   assert papers.statuses('fine_tuning', tmp_path)['mura_dcl'] == 'needs MURA and encoders pretrained on ImageNet-1K'
   assert papers.statuses('sentences', tmp_path)['simcse'] == 'needs the weights of BERT'
+
+
+def test_the_examples_of_the_page_hold():
+  failed, attempted = doctest.testmod(papers)
+  assert attempted and not failed
 
 
 # Fine-tuning (DySTreSS, Table 11)
@@ -167,12 +173,16 @@ def small(row, sweep, folder):
   return chosen
 
 
-def structure(chosen):
-  """What decides which program is compiled: the network, the method, the loss, the temperature and the optimizer."""
+def parts(chosen):
+  """What a run is made of: its method with its loss, temperature and views together, everything else by itself."""
   number = lambda x: 'a number' if isinstance(x, float) else x
   method = {key: number(value) for key, value in config.flatten(chosen.method).items()}
-  names = [chosen[key].name for key in ('model', 'projector', 'loss', 'temperature', 'optimizer')]
-  return json.dumps([*names, method, min(chosen.views, 3), chosen.small_crops.number])  # more views: more of the same
+  names = [chosen.loss.name, chosen.temperature.name, min(chosen.views, 3), chosen.small_crops.number > 0]
+  found = {json.dumps([method, *names])}
+  found |= {(key, chosen[key].name) for key in ('model', 'projector', 'optimizer', 'imbalance')}
+  if chosen.data.source != 'text':
+    found |= {('augment', name) for name, value in augment_settings(chosen)[0].items() if value}
+  return found
 
 
 def shallow(chosen):
@@ -185,22 +195,19 @@ def shallow(chosen):
 
 @functools.cache
 def representatives(folder):
-  """{sweep: [(row, its small config), ...]}: each structure, operation of augmentation and imbalance is among them.
+  """{sweep: [(row, its small config), ...]}: whatever a run of the page is made of (`parts`) is among them.
 
-  The first of each encoder has its full depth; compiling all at that depth would take most of an hour.
+  The first of each encoder has its full depth; compiling every run at that depth would take hours.
   """
   seen, found = set(), {}
   for sweep, row in RUNS:
     if row.mode != 'train':
       continue
     chosen = small(row, sweep, folder)
-    encoder = chosen.model.name
-    parts = {structure(chosen), ('imbalance', chosen.imbalance.name)}
-    if chosen.data.source != 'text':
-      parts |= {('augment', name) for name, value in augment_settings(chosen)[0].items() if value}
-    if not parts <= seen:
+    own, encoder = parts(chosen), ('model', chosen.model.name)
+    if not own <= seen:
       found.setdefault(sweep, []).append((row, chosen if encoder not in seen else shallow(chosen)))
-    seen |= {*parts, encoder}
+    seen |= own
   return found
 
 
