@@ -124,7 +124,7 @@ def run(command: Command) -> None:
       transfer.transfer(chosen, workdir, command.paths)
     else:
       {'train': train.train, 'evaluate': evaluate.evaluate, 'views': views.draw_views}[mode](chosen, workdir)
-  except train.Interrupted:
+  except (train.Interrupted, train.Diverged):  # in all processes alike
     watch.end()
     raise
   watch.end()
@@ -136,7 +136,7 @@ def main(argv: Sequence[str]) -> None:
   try:
     run(parse(argv[1:]))
   except KeyboardInterrupt:
-    _exit('interrupted; the same command resumes from the last checkpoint')
+    _exit(f'interrupted; the same command {_again()}')
   except ModuleNotFoundError as error:
     if (error.name or '').partition('.')[0] in ('ssl_jax', 'configs'):
       raise
@@ -147,7 +147,7 @@ def main(argv: Sequence[str]) -> None:
     if not files.is_full(error):
       _exit(error)
     place = error.filename or WORKDIR.value or 'the workdir'
-    _exit(f'{place} cannot be written (no space left): make room there, and the same command resumes')
+    _exit(f'{place} cannot be written (no space left): make room there, and the same command {_again()}')
   except ValueError as error:
     # A mistake that this project finds is explained in one line; the error of a library keeps its traceback.
     raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
@@ -173,6 +173,11 @@ def _leave_to_the_main_thread() -> None:
 
   threading.excepthook = lambda given: None if known(given.exc_value) else in_thread(given)
   sys.unraisablehook = lambda given: None if known(given.exc_value) else anywhere(given)
+
+
+def _again() -> str:
+  """What the same command does after an interruption: only training has checkpoints."""
+  return 'resumes from the last checkpoint, if there is one' if MODE.value == 'train' else 'starts again'
 
 
 def _exit(message: str | Exception) -> NoReturn:

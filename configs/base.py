@@ -20,7 +20,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.epochs = 200  # passes over the training examples
   config.steps = 0  # train for this many steps instead (0: use epochs)
   config.batch_size = 128  # examples per step, over all devices
-  config.deterministic = True  # on a GPU: the same command gives the same bits; slower by 4 % (ResNet) to 3x (AlexNet)
+  config.deterministic = True  # on a GPU: the same command gives the same bits, at about 4 % less speed
   config.dtype = 'bfloat16'  # compute dtype of the network, or float32; losses, statistics and weights are float32
 
   config.data = ConfigDict()
@@ -33,8 +33,8 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.image_size = 32  # pixels per side of what the encoder sees
   config.data.stored_size = 0  # pixels per side of images in memory, from which views are cropped (0: image_size)
   config.data.classes = ''  # '' for all, or a named list of classes: imagenet100
-  config.data.tokens = 32  # text only: tokens per sentence; longer sentences are cut
-  config.data.vocabulary = ''  # text only: a vocab.txt of BERT, or a tokenizer.json ('': the most frequent words)
+  config.data.tokens = 32  # of sentences and captions: tokens of each; longer ones are cut
+  config.data.vocabulary = ''  # of texts: a vocab.txt of BERT, or a tokenizer.json ('': their most frequent words)
   config.data.columns = ''  # parquet: columns of image, text and label, such as 'img,caption,label' ('': by name)
   config.data.broken = 'error'  # on an unreadable image or text: error, or skip (skipped images are counted)
   config.data.on_device = 'auto'  # yes: keep all images on the device; no: read on the host; auto: yes up to 4 GiB
@@ -125,6 +125,9 @@ def get_config(arg: str = '') -> ConfigDict:
   config.eval.data.test_split = ''  # of either dataset
   config.eval.sts = ''  # text only: a folder of NAME.tsv with scored sentence pairs
   config.eval.transfer = ''  # text only, --mode=evaluate: a folder of NAME.tsv with labeled sentences (SentEval)
+  config.eval.prompts = ''  # image and text, zero-shot: plain, imagenet, shapes, or a file; '': by data set; none
+  config.eval.class_names = ''  # image and text, zero-shot: a file with a name per class ('': those of the data)
+  config.eval.retrieval = 5000  # image and text: test pairs for retrieval, at most (0: none)
   config.eval.file = ''  # --mode=evaluate: an .npz with features to evaluate instead of a checkpoint
   return options(config, arg)
 

@@ -115,11 +115,13 @@ RULES: dict[str, Rule] = {
   ),
   'eval.views': _from(2, 64),
   'eval.view_images': _from(2, _STEPS),
+  'eval.retrieval': _from(0, _STEPS),
 }
 
 # Keys that may change when a run is resumed, because they do not change what it computes.
 HARMLESS = (
-  *('deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache', 'model.remat', 'method.block'),
+  *('deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache'),
+  *('model.remat', 'method.block', 'method.ring'),
   *('parallel', 'checkpoint', 'log', 'eval'),
 )
 
@@ -137,6 +139,9 @@ LATER = {
   'data.shuffle_window': 0,
   'optimizer.clip': 0.0,
   'eval.cap_k': False,
+  'eval.prompts': '',
+  'eval.class_names': '',
+  'eval.retrieval': 5000,
   'optimizer.fixed_predictor': False,
   'eval.linear_during': False,
 }
@@ -226,8 +231,11 @@ def restore(saved: Mapping[str, Any], base: ConfigDict, overrides: Sequence[str]
   tuples: Callable[[Any], Any] = lambda x: (
     {k: tuples(v) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
   )
-  config = ConfigDict(tuples(upgrade(saved)))
-  for section in (key for key in HARMLESS if isinstance(base.get(key), ConfigDict) and key in config):
+  try:
+    config = ConfigDict(tuples(upgrade(saved)))
+  except ValueError as error:  # a key with a dot
+    raise ValueError(f'config.json cannot be read ({error}): fix it, or remove it') from error
+  for section in (key for key in HARMLESS if all(isinstance(c.get(key), ConfigDict) for c in (base, config))):
     config[section] = ConfigDict({**base[section].to_dict(), **config[section].to_dict()})
   return _overridden(config, overrides)
 
@@ -416,7 +424,8 @@ def _validate_keys(config: ConfigDict, base: ConfigDict, prefix: str) -> None:
         raise ValueError(f'config key {prefix + key!r} = {show(config[key])} must be a section')
       _validate_keys(config[key], default, f'{prefix}{key}.')
     else:
-      config[key] = _same_type(prefix + key, config[key], default)
+      with config.ignore_type():  # 1 of a config.json is 1.0 here
+        config[key] = _same_type(prefix + key, config[key], default)
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], among: Sequence[str] = ()) -> str | None:

@@ -50,7 +50,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
   eval_settings.check(config.eval)
   parent = fork.parent_of(config, workdir)
   run = builder.build(config, resumed=files.saved(workdir) or parent is not None)
-  during = bool(config.eval.k or run.online_probe or config.eval.sts)  # evaluations during training
+  during = run.modality.evaluates(config)
   evaluator = evaluator_of(run) if during or config.eval.at_end else None
   state = run.initial_state()
   with contextlib.ExitStack() as stack:
@@ -220,7 +220,7 @@ def _device_calls(run: Run, update: Callable, step: int) -> Iterator[tuple[Call,
   """Several steps per call, on a dataset that lives on the devices."""
   batch_size, devices = run.config.batch_size, run.devices
   many = devices.map(scan_update(update), replicated=2, sharded=1, donate=(0,))
-  dataset = devices.replicate(run.train.items)
+  dataset = devices.replicate(run.modality.dataset(run.train))
   while step < run.total_steps:
     end = _end_of_call(run, step)
     epoch, place = divmod(step, run.steps_per_epoch)
@@ -287,7 +287,7 @@ class Watch:
       if (at := step - count + 1 + i) in ends:
         self._row(at, per_second)
       elif not self.shown:  # the first step is shown at once; its row is that of all steps up to log.every_steps
-        self.display.show(at, self.window[0] | {'epoch': self.run.epoch(at)})
+        self.display.show(at, self.window[-1] | {'epoch': self.run.epoch(at)})
       self.shown = True
     if ends:
       self.timed_steps, self.timed_seconds = 0, 0.0

@@ -22,6 +22,7 @@ CASES = {
   'info_nce': (losses.info_nce, reference.info_nce, False),
   'multi_positive': (losses.multi_positive, reference.info_nce, False),
   'decoupled': (losses.decoupled, reference.decoupled, False),
+  'sigmoid': (functools.partial(losses.sigmoid, bias=-2.0), functools.partial(reference.sigmoid, bias=-2.0), False),
   'decoupled_weighted': (losses.decoupled_weighted, reference.decoupled_weighted, True),
   'simple': (
     lambda pos, neg, tau, where=None: losses.simple(pos, neg, weight=tau, where=where),

@@ -9,6 +9,7 @@ a time and without reductions.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,20 +28,36 @@ _PARAMETERS = 128  # 64-bit numbers per image for its parameters; 128 more give 
 _CHUNK = 50 * len(CLASSES)  # images drawn at once, a multiple of the number of classes
 
 
+class Scenes(NamedTuple):
+  """Images, and what is to be seen on each of them."""
+
+  images: np.ndarray  # uint8 [N, 32, 32, 3]
+  labels: np.ndarray  # int32 [N], the shape
+  color: np.ndarray  # float32 [N, 3], the mean color of the shape
+  background: np.ndarray  # float32 [N, 3], the mean color behind it
+  place: np.ndarray  # float32 [N, 2], the center of the shape: pixels to the right of the image's center, and below
+
+
 def generate(split: str, seed: int = 0, size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
   """Images uint8 [N, 32, 32, 3] and labels int32 [N] of a split; a smaller `size` gives a prefix of a larger one."""
+  return scenes(split, seed, size)[:2]
+
+
+def scenes(split: str, seed: int = 0, size: int | None = None) -> Scenes:
+  """The images and labels of `generate`, with what `ssl_jax.data.embedded_captions` says about them."""
   require_choice('split', split, SIZES)
   size = SIZES[split] if size is None else size
   require('size', size, lambda x: x >= 0, 'at least 0')
   require('seed', seed, lambda x: x >= 0, 'at least 0')
   stream = np.random.Philox(key=np.array([seed, list(SIZES).index(split)], np.uint64))
-  images = [_draw(stream, min(_CHUNK, size - start)) for start in range(0, size, _CHUNK)]
-  images = np.concatenate([np.zeros((0, SIDE, SIDE, 3), np.uint8), *images])
-  return images, (np.arange(size) % len(CLASSES)).astype(np.int32)
+  empty = (np.zeros((0, SIDE, SIDE, 3), np.uint8), *(np.zeros((0, n), np.float32) for n in (3, 3, 2)))
+  parts = [empty, *(_draw(stream, min(_CHUNK, size - start)) for start in range(0, size, _CHUNK))]
+  images, *facts = (np.concatenate(part) for part in zip(*parts, strict=True))
+  return Scenes(images, (np.arange(size) % len(CLASSES)).astype(np.int32), *facts)
 
 
-def _draw(stream: np.random.Philox, n: int) -> np.ndarray:
-  """The next n images of the stream; image i shows shape i mod 8.  -> uint8 [n, 32, 32, 3]"""
+def _draw(stream: np.random.Philox, n: int) -> tuple[np.ndarray, ...]:
+  """The next n images of the stream; image i shows shape i mod 8.  -> the fields of `Scenes`, without labels"""
   raw = stream.random_raw(n * (_PARAMETERS + SIDE * SIDE // 8)).reshape(n, -1)
   draw = _Uniforms(raw[:, :_PARAMETERS])
   noise = raw[:, _PARAMETERS:].astype('<u8').view(np.uint8).reshape(n, SIDE, SIDE).astype(np.float32) / 127.5 - 1
@@ -51,8 +68,8 @@ def _draw(stream: np.random.Philox, n: int) -> np.ndarray:
   dark, contrast, swap = draw(0.12, 0.42), draw(0.3, 0.46), draw() < 0.5
   light = dark + contrast
   lightness = dark + contrast * draw()
-  behind = _paint(draw, np.where(swap, light, dark), x, y, noise)
-  front = _paint(draw, np.where(swap, dark, light), x, y, noise)
+  behind, background = _paint(draw, np.where(swap, light, dark), x, y, noise)
+  front, color = _paint(draw, np.where(swap, dark, light), x, y, noise)
 
   for _ in range(DOTS):
     a, b = x - draw(-16, 16), y - draw(-16, 16)
@@ -65,14 +82,16 @@ def _draw(stream: np.random.Philox, n: int) -> np.ndarray:
   # Coordinates in which the shape has a radius of about 1.
   radius, (cosine, sine) = draw(8.5, 12.5), draw.direction()
   slack = SIDE / 2 - radius
-  u, v = x - slack * draw(-1, 1), y - slack * draw(-1, 1)
+  right, below = slack * draw(-1, 1), slack * draw(-1, 1)
+  u, v = x - right, y - below
   u, v = (cosine * u + sine * v) / radius, (cosine * v - sine * u) / radius
   distance = np.empty_like(u)
   for label, name in enumerate(CLASSES):
     rows = slice(label, None, len(CLASSES))
     distance[rows] = _SHAPES[name](u[rows], v[rows])
   image = _blend(behind, front, _coverage(distance * radius))
-  return np.floor(np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
+  place = np.concatenate([right, below], axis=1)[..., 0]
+  return np.floor(np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8), color, background, place
 
 
 class _Uniforms:
@@ -101,19 +120,26 @@ def _blend(under: np.ndarray, over: np.ndarray, alpha: np.ndarray) -> np.ndarray
 
 def _tint(draw: _Uniforms, lightness: np.ndarray) -> np.ndarray:
   """A random color of the given luminance, before clipping.  [n, 1, 1] -> [n, 1, 1, 3]"""
-  tint = np.stack([draw(-0.5, 0.5) for _ in range(3)], -1)
+  return _colored(lightness, np.stack([draw(-0.5, 0.5) for _ in range(3)], -1))
+
+
+def _colored(lightness: np.ndarray, tint: np.ndarray) -> np.ndarray:
   red, green, blue = _LUMINANCE
   return lightness[..., None] + tint - (red * tint[..., :1] + green * tint[..., 1:2] + blue * tint[..., 2:])
 
 
-def _paint(draw: _Uniforms, lightness: np.ndarray, x: np.ndarray, y: np.ndarray, noise: np.ndarray) -> np.ndarray:
-  """A color with a texture: plain, gradient, stripes, checks or noise.  -> [n, 32, 32, 3]"""
+def _paint(
+  draw: _Uniforms, lightness: np.ndarray, x: np.ndarray, y: np.ndarray, noise: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """A color with a texture: plain, gradient, stripes, checks or noise; and the color.  -> [n, 32, 32, 3], [n, 3]"""
   kind, (cosine, sine), period = (draw() * 5).astype(np.int32), draw.direction(), draw(4, 10)
   along, across = cosine * x + sine * y, cosine * y - sine * x
   wave = lambda t: 4 * np.abs(t - np.floor(t) - 0.5) - 1  # a triangle wave of period 1
   stripes, checks = wave(along / period + draw()), wave(across / period + draw())
   texture = np.choose(kind, [np.zeros_like(along), along / 12, stripes, stripes * checks * 1.5, noise])
-  return _tint(draw, lightness + draw(0.02, 0.05) * texture)
+  textured = lightness + draw(0.02, 0.05) * texture
+  tint = np.stack([draw(-0.5, 0.5) for _ in range(3)], -1)
+  return _colored(textured, tint), np.clip(_colored(lightness, tint), 0, 1)[:, 0, 0]
 
 
 def _half_planes(x: np.ndarray, y: np.ndarray, normals_in_degrees: Sequence[int], offset: float) -> np.ndarray:

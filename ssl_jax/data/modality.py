@@ -1,21 +1,27 @@
-"""What tells images from sentences, in one object each. Nothing else in the project asks which of them a run is of."""
+"""What tells images, sentences and pairs of both apart, in one object each. Nothing else asks which a run is of."""
 
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import jax
 from flax import linen as nn
 from ml_collections import ConfigDict
 
 from ssl_jax.config import flatten
-from ssl_jax.data import resolve, sentences, sources, views
+from ssl_jax.data import captions, resolve, sentences, sources, views
 from ssl_jax.models import bert
+from ssl_jax.registry import require
+
+IMAGE_TEXT = 'image_text'  # the method that reads images together with their captions
 
 
 class Modality:
   """One kind of examples: how they are read, viewed and checked. Encoders name the modality that they read."""
 
-  name: str  # 'images' or 'sentences'; also what examples are called in messages
+  name: str  # 'images', 'sentences' or 'pairs'; also what examples are called in messages
+  encoded: str  # the modality of the encoder: 'images' or 'sentences'
   meaningless: ClassVar[Mapping[str, Any]]  # keys without a meaning, with the value that they must have
   encoder_hint: str
 
@@ -27,28 +33,40 @@ class Modality:
     """How examples become views."""
     raise TypeError(f'{type(self).__name__} has no views')
 
-  def open(self, config: ConfigDict) -> sources.Source:
-    """The training examples, with nothing decoded yet."""
+  def open(self, config: ConfigDict, split: str = 'train', data: Mapping[str, Any] | None = None) -> sources.Source:
+    """The examples of a split, with nothing decoded yet; `data` is the section of evaluations, where they differ."""
     raise TypeError(f'{type(self).__name__} has no source')
 
   def place(self, config: ConfigDict, source: sources.Source) -> tuple[sources.Source, bool]:
     """The source in memory where it fits, and whether it is."""
     raise TypeError(f'{type(self).__name__} has no source')
 
+  def dataset(self, source: sources.Source) -> Any:
+    """The training examples as a tree of arrays [N, ...], to be put on the device. `views` takes one example of it."""
+    return source.items
+
+  def reader(self, config: ConfigDict, source: sources.Source) -> captions.Reader | None:
+    """What turns captions into a view where the host makes the batches; None without captions."""
+    return None
+
+  def evaluates(self, config: ConfigDict) -> bool:
+    """Whether there is something to evaluate during training."""
+    raise TypeError(f'{type(self).__name__} has no evaluations')
+
   def check(self, config: ConfigDict, encoder: nn.Module) -> None:
     """Raises a ValueError for an encoder of another modality, and for keys without a meaning."""
-    if encoder.modality != self.name:
+    if encoder.modality != self.encoded:
       raise ValueError(
         f'model.name = {config.model.name!r} encodes {encoder.modality}, but data.source = {config.data.source!r} has '
-        f'{self.name}: {self.encoder_hint}'
+        f'{self.encoded}: {self.encoder_hint}'
       )
     given = flatten(config)
     for key, value in self.meaningless.items():
       if given[key] != value:
         raise ValueError(f'{key} = {given[key]!r} has no meaning for {self.name}: set {key}={value!r}')
 
-  def check_source(self, config: ConfigDict, encoder: nn.Module, source: sources.Source) -> None:
-    """Raises a ValueError for training examples that the encoder cannot read."""
+  def check_source(self, config: ConfigDict, network: nn.Module, source: sources.Source) -> None:
+    """Raises a ValueError for training examples that the encoders of the network cannot read."""
 
   def check_weights(self, config: ConfigDict) -> None:
     """Raises a ValueError where initial weights lack something that belongs to them."""
@@ -63,8 +81,8 @@ class Modality:
 
 
 class _Images(Modality):
-  name = 'images'
-  meaningless: ClassVar = {'data.vocabulary': '', 'eval.sts': '', 'eval.transfer': ''}
+  name = encoded = 'images'
+  meaningless: ClassVar = {'data.vocabulary': '', 'eval.sts': '', 'eval.transfer': '', 'eval.prompts': ''}
   encoder_hint = 'set data.source=text, or give another encoder'
 
   def input_size(self, config: ConfigDict) -> int:
@@ -73,15 +91,77 @@ class _Images(Modality):
   def views(self, config: ConfigDict, on_device: bool) -> views.Views:
     return views.image_views(config, on_device)
 
-  def open(self, config: ConfigDict) -> sources.Source:
-    return resolve.open_split(config, 'train')
+  def open(self, config: ConfigDict, split: str = 'train', data: Mapping[str, Any] | None = None) -> sources.Source:
+    return resolve.open_split(config, split, data)
 
   def place(self, config: ConfigDict, source: sources.Source) -> tuple[sources.Source, bool]:
     return resolve.placed(config, source)
 
+  def evaluates(self, config: ConfigDict) -> bool:
+    return bool(config.eval.k or config.online_probe)
+
+
+def _of_image(make: views.View, key: jax.Array, example: Mapping[str, jax.Array]) -> jax.Array:
+  return make(key, example['images'])
+
+
+class _Pairs(_Images):
+  """Images with captions. What has a meaning for images has the same one here."""
+
+  name = 'pairs'
+  meaningless: ClassVar = {'small_crops.number': 0, 'eval.sts': '', 'eval.transfer': ''}
+
+  def views(self, config: ConfigDict, on_device: bool) -> views.Views:
+    found = views.image_views(config, on_device)
+    if not on_device:  # the host has parted images and tokens
+      return found._replace(training=[*found.training, bert.view])
+    of_images = [functools.partial(_of_image, make) for make in found.training]
+    return found._replace(training=[*of_images, captions.view])
+
+  def open(self, config: ConfigDict, split: str = 'train', data: Mapping[str, Any] | None = None) -> sources.Source:
+    source = super().open(config, split, data)
+    source.paired = source.has_text()
+    if data is not None:
+      return source
+    if not source.paired:
+      raise ValueError(
+        f'method.name = {config.method.name!r} needs captions, and data.source = {config.data.source!r} has none here: '
+        'give a source of images with text, or another method'
+      )
+    source.vocabulary = captions.vocabulary_of(config.data, source)
+    return source
+
+  def place(self, config: ConfigDict, source: sources.Source) -> tuple[sources.Source, bool]:
+    placed, in_memory = super().place(config, source)
+    placed.vocabulary = source.vocabulary
+    if in_memory:
+      placed.tokens = captions.tokens_of(placed, source.vocabulary, config.data.tokens)
+    return placed, in_memory
+
+  def dataset(self, source: sources.Source) -> Any:
+    return {'images': source.items, **source.tokens._asdict()}
+
+  def reader(self, config: ConfigDict, source: sources.Source) -> captions.Reader | None:
+    return captions.Reader(source.vocabulary, config.data.tokens)
+
+  def evaluates(self, config: ConfigDict) -> bool:
+    return super().evaluates(config) or config.eval.prompts != 'none' or config.eval.retrieval > 0
+
+  def check_source(self, config: ConfigDict, network: nn.Module, source: sources.Source) -> None:
+    encoder = network.text.encoder
+    _check_vocabulary('method.text', encoder, config, source.vocabulary)
+    fits = lambda tokens: tokens <= encoder.positions
+    require('data.tokens', config.data.tokens, fits, f'at most method.text.positions = {encoder.positions}')
+
+  def identity(self, source: sources.Source) -> dict[str, Any]:
+    return {'words': source.vocabulary.digest}
+
+  def files(self, source: sources.Source) -> dict[str, str]:
+    return source.vocabulary.files()
+
 
 class _Sentences(Modality):
-  name = 'sentences'
+  name = encoded = 'sentences'
   meaningless: ClassVar = {
     'augment.name': 'dropout',
     'small_crops.number': 0,
@@ -96,6 +176,7 @@ class _Sentences(Modality):
     'eval.finetune': '',
     'eval.measures': False,
     'eval.data.name': '',
+    'eval.prompts': '',
   }
   encoder_hint = 'give bert_base, or another data.source'
 
@@ -105,14 +186,22 @@ class _Sentences(Modality):
   def views(self, config: ConfigDict, on_device: bool) -> views.Views:
     return views.Views([bert.view] * config.views, bert.seen, None)
 
-  def open(self, config: ConfigDict) -> sources.Source:
+  def open(self, config: ConfigDict, split: str = 'train', data: Mapping[str, Any] | None = None) -> sources.Source:
     return sentences.load(config.data)
+
+  def evaluates(self, config: ConfigDict) -> bool:
+    return bool(config.eval.sts)
 
   def place(self, config: ConfigDict, source: sources.Source) -> tuple[sources.Source, bool]:
     return source, True  # token ids are small
 
   def check(self, config: ConfigDict, encoder: nn.Module) -> None:
     super().check(config, encoder)
+    if config.method.name == IMAGE_TEXT:
+      raise ValueError(
+        f'method.name = {IMAGE_TEXT!r} needs images with captions, but data.source = {config.data.source!r} has '
+        'sentences: give another data.source, or method.name=cmc'
+      )
     if further := [key for key in flatten(config) if key.startswith('augment') and key != 'augment.name']:
       raise ValueError(f'{further[0]} has no meaning for sentences: leave it out, or set model.dropout')
     if config.data.on_device == 'no':
@@ -125,11 +214,9 @@ class _Sentences(Modality):
     if not config.data.vocabulary:
       raise ValueError(f'init = {config.init!r} needs the vocabulary of its weights: set data.vocabulary=vocab.txt')
 
-  def check_source(self, config: ConfigDict, encoder: nn.Module, source: sources.Source) -> None:
+  def check_source(self, config: ConfigDict, network: nn.Module, source: sources.Source) -> None:
     assert isinstance(source, sentences.Sentences)
-    if encoder.vocabulary < len(source.vocabulary):
-      pieces = f'{len(source.vocabulary):,} entries of {config.data.vocabulary or "the vocabulary of the sentences"}'
-      raise ValueError(f'model.vocabulary = {encoder.vocabulary} must be at least the {pieces}')
+    _check_vocabulary('model', network.encoder, config, source.vocabulary)
 
   def identity(self, source: sources.Source) -> dict[str, Any]:
     assert isinstance(source, sentences.Sentences)
@@ -140,9 +227,17 @@ class _Sentences(Modality):
     return source.vocabulary.files()
 
 
-IMAGES, SENTENCES = _Images(), _Sentences()
+def _check_vocabulary(section: str, encoder: nn.Module, config: ConfigDict, words: sentences.Vocabulary) -> None:
+  if encoder.vocabulary < len(words):
+    pieces = f'{len(words):,} entries of {config.data.vocabulary or "the vocabulary of the sentences"}'
+    raise ValueError(f'{section}.vocabulary = {encoder.vocabulary} must be at least the {pieces}')
+
+
+IMAGES, SENTENCES, PAIRS = _Images(), _Sentences(), _Pairs()
 
 
 def modality_of(config: ConfigDict) -> Modality:
-  """The modality of a config's `data.source`."""
-  return SENTENCES if config.data.source == 'text' else IMAGES
+  """The modality of a config's `data.source`, which the method `image_text` reads together with its captions."""
+  if config.data.source == 'text':
+    return SENTENCES
+  return PAIRS if config.method.get('name') == IMAGE_TEXT else IMAGES

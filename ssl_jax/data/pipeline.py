@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Batch = dict[str, Any]
 Batches: TypeAlias = Generator[Batch, None, None]
 T = TypeVar('T')
+# (source, positions [b], uniform numbers [b]) -> the tokens of a caption of each image, [b, 1, T].
+Captions = Callable[[sources.Source, np.ndarray, np.ndarray], np.ndarray]
 
 
 @functools.lru_cache(maxsize=2)
@@ -86,12 +88,13 @@ class Loader:
   local: int
   crops: tuple[Crop, ...]  # one per view; views of the same size are adjacent
   threads: int
+  captions: Captions | None = None
 
   def __call__(self, step: int) -> Batch:
     """A dict with `images`, uint8 [b, V, S, S, 3] for each size S, and int32 [b] `index` and `broken`.
 
     `index` is the position in the data of the image that was read, and `broken` that of a broken image that it
-    replaces, or -1.
+    replaces, or -1. With `captions`, the tokens of a caption of each image, [b, 1, T], come last in `images`.
     """
     epoch, batch = divmod(step, len(self.source) // self.batch_size)
     slots = np.arange(self.first, self.first + self.local)
@@ -100,10 +103,11 @@ class Loader:
     groups = [(size, len(list(views))) for size, views in itertools.groupby(crop.size for crop in self.crops)]
     images = tuple(np.empty((self.local, views, size, size, 3), np.uint8) for size, views in groups)
     index = np.empty(self.local, np.int32)
+    drawn = np.empty(self.local)  # which caption
 
     def fill(k: int) -> None:
       rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(step, int(slots[k]))))
-      uniforms = rng.random((len(self.crops), image_ops.CROP_DRAWS))
+      uniforms, drawn[k] = rng.random((len(self.crops), image_ops.CROP_DRAWS)), rng.random()
       views, index[k] = self.source.first_readable(int(wanted[k]), lambda image: self._crop(image, uniforms))
       for place, view in zip((place for group in images for place in group[k]), views, strict=True):
         place[:] = view
@@ -115,6 +119,8 @@ class Loader:
       for k in range(self.local):
         fill(k)
     broken = np.where(index == wanted, -1, wanted).astype(np.int32)
+    if self.captions:
+      images = (*images, self.captions(self.source, index, drawn))
     return dict(images=images, index=index, broken=broken)
 
   @functools.cached_property
@@ -153,6 +159,7 @@ def batches(
   num_workers: int = 0,
   process_index: int = 0,
   process_count: int = 1,
+  captions: Captions | None = None,
 ) -> Batches:
   """This process's part of the batches start_step, ..., total_steps - 1; `Loader` describes a batch.
 
@@ -168,7 +175,7 @@ def batches(
   require('batch_size', batch_size, lambda x: x % process_count == 0, f'divisible by the {process_count} processes')
   local = batch_size // process_count
   threads = 1 if num_workers else os.cpu_count() or 1
-  loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), threads)
+  loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), threads, captions)
   steps = grain.MapDataset.range(start_step, total_steps).map(loader)
   if not num_workers:
     return _closing(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
@@ -196,10 +203,11 @@ def _unlink_shared_memory() -> None:
   at its end about each name that is left.
   """
   for array in gc.get_objects():
-    if isinstance(array, np.ndarray) and getattr(array, '_unlink_on_del', False):
-      array._unlink_on_del = False  # type: ignore[attr-defined]
+    # Not isinstance, which asks the object itself: some of torch's then warn that they are deprecated.
+    if issubclass(type(array), np.ndarray) and getattr(array, '_unlink_on_del', False):
+      array._unlink_on_del = False
       with contextlib.suppress(FileNotFoundError):  # a view of an array that was found before
-        array.shm.unlink()  # type: ignore[attr-defined]
+        array.shm.unlink()
 
 
 def prefetch(iterator: Iterable[Batch], put: Callable[[Batch], T], depth: int = 2) -> Iterator[T]:

@@ -53,6 +53,9 @@ class Vocabulary:
   def __len__(self) -> int:
     return len(self.pieces)
 
+  def __reduce__(self) -> tuple[Any, ...]:  # a cache cannot be sent to a worker
+    return type(self), (self.pieces, 'the vocabulary')
+
   @classmethod
   def read(cls, path: str | os.PathLike[str]) -> 'Vocabulary':
     """Reads a vocab.txt with one piece per line, or a tokenizer.json."""

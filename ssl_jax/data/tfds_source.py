@@ -56,6 +56,10 @@ class Tfds(sources.Source):
       return super().labels_of(positions)
     return np.array([example['label'].int64_list.value[0] for example in self._examples(positions)])
 
+  def fingerprint(self) -> str:
+    stored = (f'{file}\0{sources.stamp(file)}\0{skip}\0{take}' for file, skip, take in self._files)
+    return sources.digest_of([*stored, self.items.astype(np.int64).tobytes().hex()])
+
   def several(self) -> list[list[str]] | None:
     """From the feature `labels`, a sequence of classes, such as that of VOC."""
     if not self.label_names:
@@ -65,10 +69,6 @@ class Tfds(sources.Source):
       for example in self._examples(range(start, min(start + sources.BULK, len(self)))):
         found.append([self.label_names[k] for k in sorted(set(example['labels'].int64_list.value))])
     return found
-
-  def fingerprint(self) -> str:
-    stored = (f'{file}\0{sources.stamp(file)}\0{skip}\0{take}' for file, skip, take in self._files)
-    return sources.digest_of([*stored, self.items.astype(np.int64).tobytes().hex()])
 
   def identities(self) -> list[Hashable]:
     """(file, number within it): parts of a split, such as train[:50%], start at a record of their own."""

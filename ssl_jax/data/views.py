@@ -10,11 +10,13 @@ from ml_collections import ConfigDict
 from ssl_jax.data import augment, pipeline, resolve, sources
 from ssl_jax.registry import require_choice, show
 
+View = Callable[[jax.Array, Any], jax.Array]
+
 
 class Views(NamedTuple):
   """How an example becomes what the encoder sees."""
 
-  training: list[Callable[[jax.Array, jax.Array], jax.Array]]  # one (key, example) -> view per view, small crops last
+  training: list[View]  # one (key, example) -> view per view, small crops last
   shown: Callable[[jax.Array], jax.Array]  # example -> what evaluations show the encoder
   to_pixels: Callable[[Any], np.ndarray] | None  # a view -> uint8 image, for pictures; sentences have none
 
@@ -42,7 +44,7 @@ def image_views(config: ConfigDict, on_device: bool) -> Views:
       if value:
         raise ValueError(f'{key} = {value} needs random crops: set augment.crop=True, or {key}=0')
   small = dict(size=config.small_crops.size, crop_scale=config.small_crops.scale)
-  training = [augment.make(other if v % 2 else settings) for v in range(config.views)]
+  training: list[View] = [augment.make(other if v % 2 else settings) for v in range(config.views)]
   training += [augment.make(settings | small) for _ in range(config.small_crops.number)]
   mean, std = np.float32(settings['mean']), np.float32(settings['std'])
   to_pixels = lambda x: np.clip(np.rint((np.asarray(x) * std + mean) * 255), 0, 255).astype(np.uint8)
@@ -60,8 +62,12 @@ def host_batches(
   small: int = 0,
   total_steps: int,
   start_step: int = 0,
+  captions: pipeline.Captions | None = None,
 ) -> pipeline.Batches:
-  """This process's part of each batch, decoded and cropped on the host for `views` views and `small` small crops."""
+  """This process's part of each batch, decoded and cropped on the host for `views` views and `small` small crops.
+
+  With `captions`, the tokens of one caption of each image come last.
+  """
   first, other = (
     pipeline.Crop(config.data.image_size, s['crop_scale'] if s['crop'] else None, s['crop_ratio'], s['interpolation'])
     for s in augment_settings(config)
@@ -78,4 +84,5 @@ def host_batches(
     num_workers=config.data.workers,
     process_index=jax.process_index(),
     process_count=jax.process_count(),
+    captions=captions,
   )

@@ -11,6 +11,7 @@ from ssl_jax.data import npz
 from ssl_jax.data.sources import Source
 from ssl_jax.evals import check, from_features, settings
 from ssl_jax.evals.image_evaluator import ImageEvaluator, chosen_k
+from ssl_jax.evals.image_text_evaluator import ImageTextEvaluator
 from ssl_jax.evals.sentence_evaluator import SentenceEvaluator
 from ssl_jax.run import builder
 from ssl_jax.run.state import State
@@ -40,7 +41,11 @@ class Evaluator(Protocol):
     """Some test examples and their nearest neighbours, by the features of the latest `scores` or `evaluate`."""
 
 
-EVALUATORS: dict[str, Callable[[builder.Run], Evaluator]] = {'images': ImageEvaluator, 'sentences': SentenceEvaluator}
+EVALUATORS: dict[str, Callable[[builder.Run], Evaluator]] = {
+  'images': ImageEvaluator,
+  'sentences': SentenceEvaluator,
+  'pairs': ImageTextEvaluator,
+}
 
 
 def evaluator_of(run: builder.Run) -> Evaluator:

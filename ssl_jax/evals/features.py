@@ -29,15 +29,15 @@ def image_size(config: ConfigDict) -> int:
   return round(config.data.image_size / config.eval.crop)
 
 
-def extractor(method: Method, shown: Callable, devices: Devices, layers: Sequence[str] = LAYERS) -> Callable:
+def extractor(features: Callable, shown: Callable, devices: Devices, layers: Sequence[str] = LAYERS) -> Callable:
   """(params, batch_stats, examples [b, ...], positions [b]) -> features of `layers`, on all devices.
 
-  `shown` maps one stored example to the input of the encoder.
+  `features` is that of the method, and `shown` maps one stored example to the input of the encoder.
   """
 
   def apply(params, stats, examples, positions):
     del positions  # only augmentation depends on them
-    found = method.features(params, stats, jax.vmap(shown)(examples))
+    found = features(params, stats, jax.vmap(shown)(examples))
     return {layer: found[layer] for layer in layers}
 
   return devices.map(apply, replicated=2, sharded=2, out='sharded')

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -120,43 +120,48 @@ def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dic
   return {'classes': table, **thirds}, confused
 
 
-def measures(space: Space, labels: Labels, loss: LossSettings) -> dict[str, float]:
-  """Every measure of a representation, from the test images and, if there are any, their views.
+def measures(space: Space, labels: Labels | None, loss: LossSettings) -> dict[str, float]:
+  """Every measure of a representation, from the test images and, if there are any, their views and their labels.
 
   Measures named train_* are of training images; a difference shows how the encoder treats images it has seen. Measures
   that are not defined for these features are left out.
   """
-  x, y, temperature = space.test, labels.test, loss.temperature
+  x, temperature = space.test, loss.temperature
   batch = min(loss.batch_size, len(x))
   chosen = np.random.default_rng(0).permutation(len(space.train))[:TRAIN_IMAGES]
-  train, train_labels = space.train[chosen], labels.train[chosen]
+  train = space.train[chosen]
   shuffled = x[np.random.default_rng(0).permutation(len(x))]
-  wanted = {
+  wanted: dict[str, Callable[[], float]] = {
     'uniformity': lambda: metrics.uniformity(x),
-    'tolerance': lambda: metrics.tolerance(x, y),
-    'same_label_similarity': lambda: metrics.same_label_similarity(x, y),
-    'inter_class_uniformity': lambda: metrics.inter_class_uniformity(x, y),
     'rankme': lambda: metrics.rankme(x),
     'train_uniformity': lambda: metrics.uniformity(train),
-    'train_same_label_similarity': lambda: metrics.same_label_similarity(train, train_labels),
     'alpha_req': lambda: metrics.alpha_req(x),
     'conditional_entropy': lambda: metrics.conditional_entropy(shuffled, t_neg=loss.t_neg, batch=batch),
   }
+  if labels is not None:
+    y, train_labels = labels.test, labels.train[chosen]
+    wanted |= {
+      'tolerance': lambda: metrics.tolerance(x, y),
+      'same_label_similarity': lambda: metrics.same_label_similarity(x, y),
+      'inter_class_uniformity': lambda: metrics.inter_class_uniformity(x, y),
+      'train_same_label_similarity': lambda: metrics.same_label_similarity(train, train_labels),
+    }
   if temperature is not None:
     wanted['penalty_entropy'] = lambda: metrics.penalty_entropy(x, temperature)
   if space.views is not None:
-    views, view_labels, partners = space.views, labels.views, space.partners
-    assert view_labels is not None
+    views, partners = space.views, space.partners
     wanted |= {
       'alignment': lambda: metrics.alignment(views),
-      'prototype_bias': lambda: metrics.prototype_bias(views, view_labels),
       'attracting_gap': lambda: metrics.attracting_gap(views[0], views[1:]),
       'lidar': lambda: metrics.lidar(views),
     }
-    bank, bank_labels = space.bank, labels.bank
-    if bank is not None and bank_labels is not None:
-      gap = functools.partial(metrics.repelling_gap, views[0], view_labels, bank, bank_labels, alpha=loss.alpha)
-      wanted['repelling_gap'] = gap
+    if labels is not None:
+      view_labels, bank, bank_labels = labels.views, space.bank, labels.bank
+      assert view_labels is not None
+      wanted['prototype_bias'] = lambda: metrics.prototype_bias(views, view_labels)
+      if bank is not None and bank_labels is not None:
+        gap = functools.partial(metrics.repelling_gap, views[0], view_labels, bank, bank_labels, alpha=loss.alpha)
+        wanted['repelling_gap'] = gap
     if partners is not None:
       wanted['prototype_bias_sampled'] = lambda: metrics.prototype_bias_sampled(views, partners)
   found = {}

@@ -57,7 +57,9 @@ class ImageEvaluator:
         raise ValueError(f'eval.finetune: {error}') from None
       finetune.require_weights(run.config.eval.class_weights, int(labels['train'].max()) + 1)
     self._labels = labels
-    self._apply = functools.cache(lambda layers: features.extractor(run.method, run.views.shown, run.devices, layers))
+    self._apply = functools.cache(
+      lambda layers: features.extractor(run.method.features, run.views.shown, run.devices, layers)
+    )
 
   def spaces(
     self, state: State, *, layers: tuple[str, ...] = features.LAYERS, views: bool = False
@@ -109,6 +111,13 @@ class ImageEvaluator:
 
     Writes evaluation.json, and evaluation.npz for the figures; evaluation_NAME for another set (`eval.data.name`).
     """
+    results, arrays = self.results(state, workdir)
+    other = self.run.config.eval.data.name  # the evaluation on the run's own images, and its report, are kept
+    metric_log.write_evaluation(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
+    return results
+
+  def results(self, state: State, workdir: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What `evaluate` writes: numbers and arrays."""
     run, choice = self.run, self.run.config.eval
     say = _stages()
     say('features')
@@ -130,9 +139,7 @@ class ImageEvaluator:
     }
     if run.config.data.broken == 'skip':
       results['broken_images_skipped'] = {split: len(source.skipped) for split, source in self.sources.items()}
-    other = choice.data.name  # the evaluation on the run's own images, and its report, are kept
-    metric_log.write_evaluation(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
-    return results
+    return results, arrays
 
   def neighbours(self, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
     """A test image of each of the first classes, then its nearest training images, by the latest features.

@@ -45,7 +45,17 @@ def _others(index, n):
   return index[:, None] != jnp.arange(n)[None, :]
 
 
-# Alignment and uniformity
+# Alignment, uniformity and the gap between modalities
+
+
+@jax.jit
+def _modality_gap(x, y):
+  return jnp.linalg.norm(normalize(x).mean(axis=0) - normalize(y).mean(axis=0))
+
+
+def modality_gap(x: ArrayLike, y: ArrayLike) -> float:
+  """‖E[x] − E[y]‖ of two modalities, such as images and their texts (Liang et al. 2022).  [n, d], [n, d] -> float"""
+  return float(_modality_gap(*_two('x', x, 'y', y)))
 
 
 @functools.partial(jax.jit, static_argnames='block')

@@ -21,6 +21,7 @@ from ssl_jax.losses.contrastive import (
   nt_xent,
   penalties,
   penalty_entropy,
+  sigmoid,
   simple,
 )
 from ssl_jax.losses.distillation import byol, dino, dino_centre, simsiam, sinkhorn, swav
@@ -57,6 +58,7 @@ __all__ = [
   'over_negatives',
   'penalties',
   'penalty_entropy',
+  'sigmoid',
   'simple',
   'simsiam',
   'sinkhorn',

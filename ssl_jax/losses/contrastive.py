@@ -33,12 +33,12 @@ from ssl_jax import pairs
 from ssl_jax import temperature as temperatures
 from ssl_jax.arrays import to_float32
 from ssl_jax.losses.base import contrastive_loss, negatives, over_negatives
-from ssl_jax.losses.reductions import log_mean_exp, log_mean_exp_by_pair, logsumexp, masked
+from ssl_jax.losses.reductions import count, log_mean_exp, log_mean_exp_by_pair, logsumexp, masked, total
 from ssl_jax.registry import require, require_positive
 from ssl_jax.temperature import Temperature, scale
 
 
-@contrastive_loss()
+@contrastive_loss(streamed=True)
 def info_nce(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where: jax.Array | None = None) -> jax.Array:
   """-log(e^(pos/tau) / (e^(pos/tau) + sum e^(neg/tau))) (Wang & Liu 2021, Eq. 1; DySTreSS, Eq. 1; InfoNCE, NT-Xent).
 
@@ -52,7 +52,7 @@ def info_nce(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where:
   return jnp.mean(jax.nn.softplus(negatives[:, None] - scale(pos, temperature)), axis=1)
 
 
-@contrastive_loss()
+@contrastive_loss(streamed=True)
 def multi_positive(
   pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where: jax.Array | None = None
 ) -> jax.Array:
@@ -66,7 +66,7 @@ def multi_positive(
   return info_nce(pos, neg, temperature, where=where)
 
 
-@contrastive_loss(separable=True)
+@contrastive_loss(separable=True, streamed=True)
 def decoupled(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where: jax.Array | None = None) -> jax.Array:
   """-pos/tau + log sum e^(neg/tau) (DCL, Yeh et al. 2022; Lee 2025, Eq. 14).
 
@@ -78,7 +78,25 @@ def decoupled(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where
   return logsumexp(scale(neg, temperature), where) - jnp.mean(scale(pos, temperature), axis=1)
 
 
-@contrastive_loss(separable=True)
+@contrastive_loss(separable=True, learned=('bias',))
+def sigmoid(
+  pos: jax.Array, neg: jax.Array, temperature: Temperature, *, bias: float = -10.0, where: jax.Array | None = None
+) -> jax.Array:
+  """-log sigmoid(pos/tau + bias) - sum log sigmoid(-(neg/tau + bias)) (SigLIP, Zhai et al. 2023, Eq. 1).
+
+  Each pair is classified by itself. Training learns the bias, from the given value on.
+  Shapes: [Q] or [Q, K], [Q, M] -> [Q].
+
+  >>> print(sigmoid(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.1, bias=-10.0))
+  [1.3134]
+  """
+  require('bias', bias, math.isfinite, 'a finite number')
+  assert where is not None  # `contrastive_loss` fills it in
+  repelled = jnp.sum(jnp.where(where, jax.nn.softplus(scale(neg, temperature) + bias), 0), axis=1)
+  return jnp.mean(jax.nn.softplus(-scale(pos, temperature) - bias), axis=1) + repelled
+
+
+@contrastive_loss(separable=True, streamed=True)
 def decoupled_weighted(
   pos: jax.Array,
   neg: jax.Array,
@@ -102,7 +120,9 @@ def decoupled_weighted(
   return decoupled(pos, neg, temperature, where=where) - jnp.mean(more * scale(pos, temperature), axis=1)
 
 
-@contrastive_loss(no_temperature='it is linear in the similarities (Wang & Liu 2021, Eq. 3)', separable=True)
+@contrastive_loss(
+  no_temperature='it is linear in the similarities (Wang & Liu 2021, Eq. 3)', separable=True, streamed=True
+)
 def simple(pos: jax.Array, neg: jax.Array, *, weight: float = 1.0, where: jax.Array | None = None) -> jax.Array:
   """-pos + weight · sum neg (Wang & Liu 2021, Eq. 3).  [Q] or [Q, K], [Q, M] -> [Q]
 
@@ -110,8 +130,7 @@ def simple(pos: jax.Array, neg: jax.Array, *, weight: float = 1.0, where: jax.Ar
   [-1.]
   """
   require_positive(weight=weight)
-  assert where is not None  # `contrastive_loss` fills it in
-  return weight * jnp.sum(jnp.where(where, neg, 0), axis=1) - jnp.mean(pos, axis=1)
+  return weight * total(neg, where) - jnp.mean(pos, axis=1)
 
 
 @contrastive_loss()
@@ -145,7 +164,7 @@ def hard_simple(
   return simple(pos, hardest, weight=weight, where=where)
 
 
-@contrastive_loss(no_temperature='its alpha is 1 / tau', separable=True, inverse_temperature='alpha')
+@contrastive_loss(no_temperature='its alpha is 1 / tau', separable=True, inverse_temperature='alpha', streamed=True)
 def balanced(pos: jax.Array, neg: jax.Array, *, alpha: float, lam: float, where: jax.Array | None = None) -> jax.Array:
   """-pos + lam · log(sum e^(alpha neg)) / alpha (balanced contrastive loss, Lee 2025, Eq. 17).
 
@@ -158,7 +177,7 @@ def balanced(pos: jax.Array, neg: jax.Array, *, alpha: float, lam: float, where:
   return lam * logsumexp(alpha * neg, where) / alpha - jnp.mean(pos, axis=1)
 
 
-@contrastive_loss(no_temperature='its alpha is 1 / tau', inverse_temperature='alpha')
+@contrastive_loss(no_temperature='its alpha is 1 / tau', inverse_temperature='alpha', streamed=True)
 def generalized_nt_xent(
   pos: jax.Array, neg: jax.Array, *, alpha: float, lam: float, where: jax.Array | None = None
 ) -> jax.Array:
@@ -174,7 +193,9 @@ def generalized_nt_xent(
 
 
 @contrastive_loss(
-  no_temperature='it sets its own from tau0, alpha and threshold', cosine_only='it scales tau by the similarity'
+  no_temperature='it sets its own from tau0, alpha and threshold',
+  cosine_only='it scales tau by the similarity',
+  streamed=True,
 )
 def macl(
   pos: jax.Array,
@@ -202,7 +223,7 @@ def macl(
   return jnp.mean(jax.lax.stop_gradient(value) + (x - jax.lax.stop_gradient(x)), axis=1)
 
 
-@contrastive_loss(cosine_only='it bounds its negatives by e^(-1/tau)')
+@contrastive_loss(cosine_only='it bounds its negatives by e^(-1/tau)', streamed=True)
 def hard_negative(
   pos: jax.Array,
   neg: jax.Array,
@@ -223,7 +244,6 @@ def hard_negative(
   """
   require('beta', beta, lambda x: 0 <= x < math.inf, 'at least 0 and finite')
   require('tau_plus', tau_plus, lambda x: 0 <= x < 1, 'in [0, 1)')
-  assert where is not None  # `contrastive_loss` fills it in
   p, n = scale(pos, temperature), scale(neg, temperature)
   log_expected = (logsumexp((1 + beta) * n, where) - logsumexp(beta * n, where))[:, None]
   # log(E - tau_plus e^p) if that is positive; otherwise the floor applies.
@@ -231,12 +251,15 @@ def hard_negative(
   less = difference < -1e-30  # closer to 0 the derivative is not finite
   debiased = log_expected + jnp.log(-jnp.expm1(jnp.where(less, difference, -1))) - jnp.log1p(-tau_plus)
   floor = scale(jnp.full_like(p, -1), temperature)
-  log_count = jnp.log(jnp.maximum(jnp.sum(where, axis=1), 1).astype(p.dtype))[:, None]
+  log_count = jnp.log(jnp.maximum(count(neg, where), 1).astype(p.dtype))[:, None]
   return jnp.mean(jax.nn.softplus(log_count + jnp.where(less, jnp.maximum(debiased, floor), floor) - p), axis=1)
 
 
 @contrastive_loss(
-  no_temperature='t takes its place', cosine_only='it takes 2 - 2s for the squared distance', separable=True
+  no_temperature='t takes its place',
+  cosine_only='it takes 2 - 2s for the squared distance',
+  separable=True,
+  streamed=True,
 )
 def align_uniform(
   pos: jax.Array,
@@ -259,7 +282,7 @@ def align_uniform(
   [-3.8 -3. ]
   """
   require_positive(t=t, weight=weight)
-  sums = lambda neg, where: (logsumexp(t * (2 * neg - 2), where), jnp.sum(where, axis=1))
+  sums = lambda neg, where: (logsumexp(t * (2 * neg - 2), where), count(neg, where))
   apart = log_mean_exp_by_pair(*over_negatives(sums, neg, where), view_pairs=view_pairs, axis_name=axis_name)
   return jnp.mean(2 - 2 * pos, axis=1) + weight * apart
 

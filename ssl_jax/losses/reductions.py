@@ -5,16 +5,61 @@ import jax.numpy as jnp
 
 from ssl_jax.arrays import check_mapping
 from ssl_jax.registry import require
+from ssl_jax.stream import Stream
 
 
 def masked(x: jax.Array, where: jax.Array | None) -> jax.Array:
-  """-inf where `where` is False. A query without negatives keeps all, so that its unused value is finite."""
+  """-inf where `where` is False. A query without negatives keeps all, so that its unused value is finite.
+
+  >>> print(masked(jnp.zeros((1, 2)), jnp.array([[True, False]])))
+  [[  0. -inf]]
+  """
   assert where is not None  # `contrastive_loss` fills it in
   return jnp.where(where | ~where.any(axis=1, keepdims=True), x, -jnp.inf)
 
 
-def logsumexp(x: jax.Array, where: jax.Array | None) -> jax.Array:
-  return jax.nn.logsumexp(masked(x, where), axis=1)
+def logsumexp(x: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
+  """log sum e^x over the negatives.  [Q, M], [Q, M] -> [Q]
+
+  >>> print(logsumexp(jnp.zeros((1, 3)), jnp.array([[True, True, False]])))
+  [0.6931]
+  """
+  return x.logsumexp() if isinstance(x, Stream) else jax.nn.logsumexp(masked(x, where), axis=1)
+
+
+def softmax_mean(logits: jax.Array, values: jax.Array, where: jax.Array | None) -> jax.Array:
+  """The mean of `values` over the negatives, with weights softmax(logits).  [Q, M], [Q, M], [Q, M] -> [Q]
+
+  >>> print(softmax_mean(jnp.zeros((1, 3)), jnp.array([[1.0, 2.0, 9.0]]), jnp.array([[True, True, False]])))
+  [1.5]
+  """
+  if isinstance(logits, Stream):
+    return logits.softmax_mean(values)  # another stream
+  return jnp.sum(jax.nn.softmax(masked(logits, where), axis=1) * values, axis=1)
+
+
+def total(x: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
+  """The sum over the negatives.  [Q, M], [Q, M] -> [Q]
+
+  >>> print(total(jnp.ones((1, 3)), jnp.array([[True, True, False]])))
+  [2.]
+  """
+  if isinstance(x, Stream):
+    return x.sum()
+  assert where is not None  # `contrastive_loss` fills it in
+  return jnp.sum(jnp.where(where, x, 0), axis=1)
+
+
+def count(neg: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
+  """The number of negatives of each query.  [Q, M], [Q, M] -> integers [Q]
+
+  >>> count(jnp.ones((1, 3)), jnp.array([[True, True, False]])).tolist()
+  [2]
+  """
+  if isinstance(neg, Stream):
+    return neg.count()
+  assert where is not None  # `contrastive_loss` fills it in
+  return jnp.sum(where, axis=1)
 
 
 def log_mean_exp(x: jax.Array, counts: jax.Array, *, axis_name: str | None) -> jax.Array:

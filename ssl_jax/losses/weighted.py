@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax.losses.base import contrastive_loss, over_negatives
-from ssl_jax.losses.reductions import log_mean_exp_by_pair, masked
+from ssl_jax.losses.reductions import count, log_mean_exp_by_pair, logsumexp, masked, softmax_mean
 from ssl_jax.registry import require, require_choice, require_positive
 
 
@@ -17,6 +17,7 @@ from ssl_jax.registry import require, require_choice, require_positive
   no_temperature='t_pos and t_neg take its place',
   cosine_only='it takes 2 - 2s for the squared distance',
   separable=True,
+  streamed=True,
 )
 def cacr(
   pos: jax.Array,
@@ -63,12 +64,12 @@ def cacr(
   attraction = jnp.sum(w_pos * (-pos if cost == 'inner' else d_pos), axis=1)
 
   def expected(neg, where):
-    """sum_j w⁻_j c(neg_j), with 'rbf' the logarithm of its sum and whether there is a negative."""
+    """sum_j w⁻_j c(neg_j), with 'rbf' its logarithm and the number of negatives, as 0 or 1."""
     d_neg = 2 - 2 * neg
-    log_w_neg = jax.nn.log_softmax(masked(signs[negative_weights] * t_neg * d_neg, where), axis=1)
+    logits = signs[negative_weights] * t_neg * d_neg
     if cost == 'rbf':
-      return jax.nn.logsumexp(log_w_neg - t_rbf * d_neg, axis=1), where.any(axis=1)
-    return jnp.sum(jnp.exp(log_w_neg) * (-neg if cost == 'inner' else d_neg), axis=1)
+      return logsumexp(logits - t_rbf * d_neg, where) - logsumexp(logits, where), count(neg, where) > 0
+    return softmax_mean(logits, -neg if cost == 'inner' else d_neg, where)
 
   if cost == 'rbf':
     found = over_negatives(expected, neg, where)

@@ -11,6 +11,7 @@ from ssl_jax import losses, models, temperature
 from ssl_jax.methods.bank import MemoryBank
 from ssl_jax.methods.cancellation import FNC
 from ssl_jax.methods.distillation import BYOL, DINO, SimSiam
+from ssl_jax.methods.image_text import ImageText, Towers
 from ssl_jax.methods.isogclr import ISogCLR
 from ssl_jax.methods.moco import MoCo, MoCoV3
 from ssl_jax.methods.momentum import Momentum
@@ -34,7 +35,10 @@ METHODS: dict[str, type[Method]] = {
   'simsiam': SimSiam,
   'dino': DINO,
   'swav': SwAV,
+  'image_text': ImageText,
 }
+
+TEXT = dict(name='clip_text')  # the default encoder of captions
 
 
 class Parts(NamedTuple):
@@ -46,10 +50,11 @@ class Parts(NamedTuple):
 
 
 def parts(config: Mapping[str, Any], axis_name: str | None = None) -> Parts:
-  """Builds the network and the loss of a config, from its sections method, model, projector and loss."""
+  """Builds the networks and the loss of a config, from its sections method, model, projector and loss."""
   spec = plain(config['method'])
   kind = METHODS.get(spec.get('name', ''))
   changes = spec.pop('predictor', {}) if kind and kind.predictor else None
+  of_text = {key: spec.pop(key) for key in ('text', 'text_projector') if key in spec} if kind and kind.text else {}
   found = find('method', spec, METHODS, given=Method.GIVEN)
   kind = METHODS[found.name]
   microbatches = found.parameters.get('microbatches', 1)
@@ -63,6 +68,14 @@ def parts(config: Mapping[str, Any], axis_name: str | None = None) -> Parts:
   predictor = None
   if changes is not None:
     predictor = build('method.predictor', {'name': kind.predictor, **changes}, heads.HEADS, **common)
+  if kind.text:
+    text_encoder = build('method.text', of_text.get('text', TEXT), models.ENCODERS, **common)
+    if text_encoder.modality != 'sentences':
+      name = of_text['text']['name']
+      raise ValueError(f'method.text.name = {name!r} encodes {text_encoder.modality}: give clip_text or bert_base')
+    head = of_text.get('text_projector', config['projector'])
+    text = Network(text_encoder, build('method.text_projector', head, heads.HEADS, **common))
+    return Parts(found, Towers(encoder, projector, predictor, text), contrast)
   return Parts(found, Network(encoder, projector, predictor), contrast)
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from ssl_jax import pairs
 from ssl_jax.arrays import normalize
+from ssl_jax.losses import Loss
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean, mean_temperature, require_momentum, write
 from ssl_jax.registry import prefix, require
 
@@ -28,6 +29,7 @@ class MemoryBank(Method):
 
   least_views: ClassVar[int] = 1
 
+  contrast: Loss
   momentum: float = 0.5
   negatives: int = 0
   block: int = 0
@@ -55,7 +57,7 @@ class MemoryBank(Method):
     # Entries are unit vectors already; normalizing them again would copy the bank.
     queries = jnp.concatenate(views)
     pos, neg, where = pairs.with_bank(queries, bank, index, drawn, similarity='dot', block=self.block)
-    loss = jnp.mean(self.contrast(pos, neg, where, tau, axis_name=self.axis_name))
+    loss = jnp.mean(self.contrast.at(params)(pos, neg, where, tau, axis_name=self.axis_name))
     extra = {**extra, 'bank': self._updated(bank, inputs.index, jax.lax.stop_gradient(mean(views)))}
     return loss, Outputs(batch_stats, extra, {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)})
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from ssl_jax import pairs
 from ssl_jax.arrays import normalize
+from ssl_jax.losses import Loss
 from ssl_jax.methods.momentum import Momentum
 from ssl_jax.methods.protocol import Inputs, Outputs, mean, mean_temperature
 from ssl_jax.registry import prefix, require
@@ -56,6 +57,7 @@ class MoCo(Momentum):
     block: as in SimCLR.
   """
 
+  contrast: Loss
   queue: int = 65536
   symmetric: bool = False
   intra_batch: bool = False
@@ -93,7 +95,7 @@ class MoCo(Momentum):
           block=self.block,
         )
       )
-    values = [jnp.mean(self.contrast(*pair, tau, axis_name=self.axis_name)) for pair in found]
+    values = [jnp.mean(self.contrast.at(params)(*pair, tau, axis_name=self.axis_name)) for pair in found]
     extra = {**extra, 'momentum': slow, **queue, 'keys': pairs.gather(keys[-1], self.axis_name)}
     pos = found[0].pos
     metrics = {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
@@ -121,6 +123,7 @@ class MoCoV3(Momentum):
 
   predictor: ClassVar[str] = 'moco_v3'
 
+  contrast: Loss
   momentum: float = 0.99
   final_momentum: float | None = 1.0
   keys_together: bool = False
@@ -136,7 +139,8 @@ class MoCoV3(Momentum):
         pair = pairs.with_keys(output['predictor'], key, axis_name=self.axis_name)
         found.setdefault(pair.pos.shape[1], []).append(pair)
     joined = [[jnp.concatenate(parts) for parts in zip(*group, strict=True)] for group in found.values()]
-    values = [self.contrast(*pair, tau, axis_name=self.axis_name) for pair in joined]
+    contrast = self.contrast.at(params)
+    values = [contrast(pos, neg, where, tau, axis_name=self.axis_name) for pos, neg, where in joined]
     pos = jnp.concatenate([pair[0].ravel() for pair in joined])
     metrics = {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
     return jnp.mean(jnp.concatenate(values)), Outputs(stats, {**extra, 'momentum': slow}, metrics)

@@ -81,6 +81,7 @@ class Method:
   accepts: ClassVar[Mapping[str, Callable]] = losses.CONTRASTIVE  # the losses that the config may name
   predictor: ClassVar[str | None] = None  # the head after the projector; `method.predictor` changes it
   least_views: ClassVar[int] = 2
+  text: ClassVar[bool] = False  # whether there is a second network, for captions: `method.text` is its encoder
 
   network: Network
   contrast: Callable[..., jax.Array]
@@ -93,6 +94,8 @@ class Method:
     """(params, batch_stats, extra), from a few example inputs."""
     variables = self.network.init(key, images, train=False, predict=True)
     params = {'network': variables['params'], 'temperature': self.temperature.init()}
+    if isinstance(self.contrast, losses.Loss) and (learned := self.contrast.init()):
+      params['loss'] = learned
     return params, variables.get('batch_stats', {}), {}
 
   def start_from(self, encoder: Mapping, params: Any, batch_stats: Any, extra: Any) -> tuple[Any, Any, Any]:

@@ -16,11 +16,12 @@ from ssl_jax import registry
 from ssl_jax.models import heads, norm
 from ssl_jax.models.alexnet import AlexNet
 from ssl_jax.models.bert import BERT
+from ssl_jax.models.clip_text import CLIPText
 from ssl_jax.models.encoder import Encoder
 from ssl_jax.models.resnet import BasicBlock, Bottleneck, ResNet
 from ssl_jax.models.vit import ViT
 
-__all__ = ['BERT', 'ENCODERS', 'Encoder', 'create', 'example', 'heads', 'norm']
+__all__ = ['BERT', 'ENCODERS', 'CLIPText', 'Encoder', 'create', 'example', 'heads', 'norm']
 
 _RESNETS = {
   'resnet18': functools.partial(ResNet, stage_sizes=(2, 2, 2, 2), block=BasicBlock),
@@ -39,6 +40,8 @@ ENCODERS: dict[str, Callable[..., Encoder]] = {
   'bert_base': functools.partial(BERT, width=768, depth=12, heads=12),
   'bert_small': functools.partial(BERT, width=512, depth=4, heads=8),
   'bert_tiny': functools.partial(BERT, width=128, depth=2, heads=2),
+  'clip_text': functools.partial(CLIPText, width=512, depth=12, heads=8),
+  'clip_text_tiny': functools.partial(CLIPText, width=128, depth=2, heads=4),
 }
 
 

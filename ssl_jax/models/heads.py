@@ -152,6 +152,14 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
   'dino': DINOHead,
   # Gao et al. 2021 (SimCSE): used only for training; evaluations use the features of the encoder.
   'bert': Pooler,
+  # Radford et al. 2021 (CLIP): both towers; 1,024 is the width of its ResNet-50.
+  'clip': functools.partial(
+    MLP,
+    features=(1024,),
+    batch_norm='none',
+    last_bias=False,
+    kernel_init=nn.initializers.variance_scaling(1.0, 'fan_in', 'normal'),
+  ),
   # fc8 of Wang & Isola's AlexNet.
   'alexnet': functools.partial(MLP, features=(128,), batch_norm='none', kernel_init=nn.initializers.normal(0.02)),
 }

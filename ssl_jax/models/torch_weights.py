@@ -1,6 +1,7 @@
 """Converts weights to the names and layouts of torch, and loads them from a safetensors file. Nothing is unpickled.
 
-Names are those of torchvision for a ResNet, timm for a ViT and transformers for BERT; AlexNet and heads keep ours.
+Names are those of torchvision for a ResNet, timm for a ViT, transformers for BERT and OpenAI for the text of CLIP;
+AlexNet and heads keep ours.
 """
 
 import os
@@ -34,6 +35,11 @@ _MODULES = (
   (r'^layer_(\d+)\.fc1\.', r'encoder.layer.\1.intermediate.dense.'),
   (r'^layer_(\d+)\.fc2\.', r'encoder.layer.\1.output.dense.'),
   (r'^layer_(\d+)\.norm2\.', r'encoder.layer.\1.output.LayerNorm.'),
+  (r'^positional_embedding\.weight', 'positional_embedding'),
+  (r'^resblocks_(\d+)\.qkv\.', r'transformer.resblocks.\1.attn.in_proj_'),
+  (r'^resblocks_(\d+)\.proj\.', r'transformer.resblocks.\1.attn.out_proj.'),
+  (r'^resblocks_(\d+)\.(c_\w+)\.', r'transformer.resblocks.\1.mlp.\2.'),
+  (r'^resblocks_(\d+)\.(ln_\d)\.', r'transformer.resblocks.\1.\2.'),
 )
 # torchvision's names to those of detectron2's R50-C4, in this order.
 _DETECTRON2 = (

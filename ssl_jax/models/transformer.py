@@ -1,4 +1,4 @@
-"""What the ViT and BERT share: layer norm, attention, and the rules for their sizes."""
+"""What the ViT, BERT and the text transformer of CLIP share: layer norm, attention, and the rules for their sizes."""
 
 from collections.abc import Callable
 
@@ -38,6 +38,7 @@ def attend(
   value: jax.Array,
   real: jax.Array | None = None,
   drop: Callable[[jax.Array], jax.Array] = lambda weights: weights,
+  causal: bool = False,
 ) -> jax.Array:
   """softmax(query · key / √D) · value per head; the weights are float32.
 
@@ -45,6 +46,7 @@ def attend(
     query, key, value: [N, T, H, D]
     real: which keys may be attended to, bool [N, T]; None: all.
     drop: dropout of the attention weights.
+    causal: whether a query attends only to itself and to the keys before it.
 
   Returns:
     [N, T, H·D]
@@ -53,5 +55,8 @@ def attend(
   similarity = similarity * query.shape[-1] ** -0.5
   if real is not None:
     similarity = jnp.where(real[:, None, None, :], similarity, jnp.finfo(similarity.dtype).min)
+  if causal:
+    earlier = jnp.tril(jnp.ones(similarity.shape[2:], bool))
+    similarity = jnp.where(earlier[None, None], similarity, jnp.finfo(similarity.dtype).min)
   attended = jnp.einsum('nhqk,nkhd->nqhd', drop(nn.softmax(similarity)).astype(value.dtype), value)
   return attended.reshape(*query.shape[:2], -1)

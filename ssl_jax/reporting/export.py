@@ -12,11 +12,13 @@ from jax.typing import DTypeLike
 from ml_collections import ConfigDict
 
 import ssl_jax
-from ssl_jax import models
+from ssl_jax import methods, models
+from ssl_jax.arrays import normalize
 from ssl_jax.data.modality import modality_of
 from ssl_jax.data.views import augment_settings
 from ssl_jax.evals import features
-from ssl_jax.models import torch_weights
+from ssl_jax.methods.image_text import Towers
+from ssl_jax.models import bert, torch_weights
 from ssl_jax.models.encoder import Encoder
 from ssl_jax.models.resnet import Bottleneck, ResNet
 from ssl_jax.reporting import torch_code
@@ -118,7 +120,11 @@ def _sentence_notes(config: ConfigDict, encoder: models.BERT) -> Notes:
   )
 
 
-NOTES: dict[str, Callable[[ConfigDict, Any], Notes]] = {'images': _image_notes, 'sentences': _sentence_notes}
+NOTES: dict[str, Callable[[ConfigDict, Any], Notes]] = {
+  'images': _image_notes,
+  'sentences': _sentence_notes,
+  'pairs': _image_notes,
+}
 
 
 def export(config: ConfigDict, workdir: str) -> pathlib.Path:
@@ -163,6 +169,8 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   }
   if detection:
     written['detectron2.safetensors'] = safetensors.numpy.save(torch_weights.to_detectron2(tensors), about)
+  if modality.name == 'pairs':
+    written |= _text_files(config, params, batch_stats, workdir, shown, notes)
   folder = files.writable(workdir / 'export')
   for name, data in written.items():
     files.write_bytes(folder / name, data)
@@ -171,8 +179,47 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   return folder
 
 
+def _text_files(
+  config: ConfigDict, params: Any, batch_stats: Any, workdir: pathlib.Path, shown: Callable, notes: Notes
+) -> dict[str, bytes]:
+  """The text encoder of a run on images with captions, its projector and its vocabulary, and programs to embeddings.
+
+  image_embedding.jax and text_embedding.jax give unit vectors, whose products are the similarities of the loss.
+  """
+  import safetensors.numpy
+
+  network = methods.parts(config).network
+  assert isinstance(network, Towers) and network.text is not None
+  variables = {'params': params['network'], 'batch_stats': batch_stats}
+  of_text = {'params': params['network']['text'], 'batch_stats': batch_stats.get('text', {})}
+  part = lambda name: {key: tree.get(name, {}) for key, tree in of_text.items()}
+  head = {f'projector.{name}': tensor for name, tensor in torch_weights.to_torch(part('projector')).items()}
+  tokens = str(config.data.tokens)
+  programs = {
+    'image_embedding.jax': to_program(_Embedding(network), variables, shown, notes.shape, notes.dtype),
+    'text_embedding.jax': to_program(_Embedding(network.text), of_text, bert.seen, tokens, jnp.uint16),
+  }
+  words = [workdir / name for name in ('vocab.txt', 'tokenizer.json') if (workdir / name).is_file()]
+  return {
+    'text_encoder.safetensors': safetensors.numpy.save(torch_weights.to_torch(part('encoder')), {'tokens': tokens}),
+    'text_projector.safetensors': safetensors.numpy.save(head),
+    **{name: bytes(program.serialize()) for name, program in programs.items()},
+    **{file.name: file.read_bytes() for file in words},
+  }
+
+
+class _Embedding(NamedTuple):
+  """A network as `to_program` takes it: inputs -> unit projections."""
+
+  network: methods.Network
+
+  def apply(self, variables: Mapping, inputs: jax.Array, train: bool) -> jax.Array:
+    outputs: Any = self.network.apply(variables, inputs, train=train)
+    return normalize(outputs['projector'])
+
+
 def to_program(
-  encoder: Encoder, variables: Mapping, shown: Callable, shape: str, dtype: DTypeLike
+  encoder: Encoder | _Embedding, variables: Mapping, shown: Callable, shape: str, dtype: DTypeLike
 ) -> jax.export.Exported:
   """Inputs [batch, ...] -> float32 features [batch, D], for any batch size, with the weights inside.
 
@@ -182,6 +229,15 @@ def to_program(
   apply = jax.jit(lambda inputs: encoder.apply(variables, jax.vmap(shown)(inputs), train=False))
   inputs = jax.ShapeDtypeStruct(jax.export.symbolic_shape(f'batch, {shape}'), dtype)
   return jax.export.export(apply, platforms=PLATFORMS)(inputs)
+
+
+_TEXT = """## Image and text
+
+`image_embedding.jax` and `text_embedding.jax` are both encoders with their projectors, as serialized functions to unit
+vectors: images as above, and uint16 tokens of the vocabulary beside them, padded with 0. Their products are cosines.
+`text_encoder.safetensors` and `text_projector.safetensors` hold the weights of the text encoder.
+
+"""
 
 
 def _readme(config: ConfigDict, torch_source: str, about: Mapping[str, str], notes: Notes, detection: bool) -> str:
@@ -222,7 +278,7 @@ with open('encoder.jax', 'rb') as file:
 {notes.call}
 ```
 
-## ssl_jax
+{_TEXT if modality_of(config).name == 'pairs' else ''}## ssl_jax
 
 `--config.init=encoder.safetensors{notes.flags}` starts a run from these weights.
 With `--mode=evaluate --config=...`, it evaluates them.

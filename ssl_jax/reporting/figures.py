@@ -119,7 +119,7 @@ CURVES = {
 
 def accuracies(rows: Sequence[Mapping[str, float]]) -> list[str]:
   """The names of the accuracies that were logged during training, kNN by k."""
-  found = {k for row in rows for k in row if re.fullmatch(r'knn\d+|online_probe', k)}
+  found = {k for row in rows for k in row if re.fullmatch(r'knn\d+|online_probe|zero_shot', k)}
   return sorted(found, key=lambda name: (not name.startswith('knn'), len(name), name))
 
 

@@ -13,9 +13,9 @@ from ssl_jax.workdir.files import naming, write_text
 
 
 def draw(evaluator: Evaluator, workdir: pathlib.Path) -> None:
-  """Writes neighbours.png or, for sentences, neighbours.txt: the nearest neighbours by the latest `scores`."""
-  if jax.process_index() == 0:
-    DRAW[evaluator.run.modality.name](evaluator.neighbours(), workdir)
+  """Writes neighbours.png or, for sentences and pairs, neighbours.txt: nearest neighbours by the latest `scores`."""
+  if jax.process_index() == 0 and len(found := evaluator.neighbours()):
+    DRAW[evaluator.run.modality.name](found, workdir)
 
 
 def _draw_images(found: dict[str, np.ndarray], workdir: pathlib.Path) -> None:
@@ -33,4 +33,8 @@ def _write_sentences(found: list[tuple[str, list[tuple[float, str]]]], workdir: 
   write_text(workdir / 'neighbours.txt', '\n'.join(lines))
 
 
-DRAW: dict[str, Callable[[Any, pathlib.Path], None]] = {'images': _draw_images, 'sentences': _write_sentences}
+DRAW: dict[str, Callable[[Any, pathlib.Path], None]] = {
+  'images': _draw_images,
+  'sentences': _write_sentences,
+  'pairs': _write_sentences,
+}

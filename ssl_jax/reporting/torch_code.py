@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from ssl_jax.models import BERT
+from ssl_jax.models import BERT, CLIPText
 from ssl_jax.models.alexnet import AlexNet
 from ssl_jax.models.encoder import Encoder
 from ssl_jax.models.resnet import Bottleneck, ResNet
@@ -150,6 +150,50 @@ config = BertConfig(
 encoder = BertModel(config, add_pooling_layer=False)
 """
 
+_CLIP_TEXT = """
+from collections import OrderedDict
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+  def __init__(self, width, heads):
+    super().__init__()
+    self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
+    self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+    layers = OrderedDict(c_fc=nn.Linear(width, 4 * width), act={activation}, c_proj=nn.Linear(4 * width, width))
+    self.mlp = nn.Sequential(layers)
+
+  def forward(self, x):
+    y, later = self.ln_1(x), torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+    x = x + self.attn(y, y, y, need_weights=False, attn_mask=later)[0]
+    return x + self.mlp(self.ln_2(x))
+
+
+class QuickGELU(nn.Module):
+  def forward(self, x):
+    return x * torch.sigmoid(1.702 * x)
+
+
+class CLIPText(nn.Module):
+  def __init__(self, width, depth, heads, vocabulary, positions):
+    super().__init__()
+    self.token_embedding = nn.Embedding(vocabulary, width)
+    self.positional_embedding = nn.Parameter(torch.zeros(positions, width))
+    self.transformer = nn.ModuleDict(dict(resblocks=nn.Sequential(*(Block(width, heads) for _ in range(depth)))))
+    self.ln_final = nn.LayerNorm(width)
+
+  def forward(self, tokens):
+    x = self.token_embedding(tokens) + self.positional_embedding[:tokens.shape[1]]
+    x = self.ln_final(self.transformer['resblocks'](x))
+    last = (tokens != 0).cumsum(1).argmax(1)  # the last token that is not padding
+    return x[torch.arange(len(x)), last]
+
+
+encoder = CLIPText(width={width}, depth={depth}, heads={heads}, vocabulary={vocabulary}, positions={positions})
+"""
+
 
 def _resnet(encoder: ResNet, size: int) -> str:
   del size
@@ -183,11 +227,19 @@ def _bert(encoder: BERT, size: int) -> str:
   return _BERT.format(vocabulary=encoder.vocabulary, positions=encoder.positions, **sizes)
 
 
+def _clip_text(encoder: CLIPText, size: int) -> str:
+  del size
+  names = ('width', 'depth', 'heads', 'vocabulary', 'positions')
+  activation = {'gelu': 'nn.GELU()', 'quick_gelu': 'QuickGELU()'}[encoder.activation]
+  return _CLIP_TEXT.format(activation=activation, **{name: getattr(encoder, name) for name in names})
+
+
 SOURCES: dict[type[Encoder], Callable[[Any, int], str]] = {
   ResNet: _resnet,
   ViT: _vit,
   AlexNet: _alexnet,
   BERT: _bert,
+  CLIPText: _clip_text,
 }
 
 

@@ -23,7 +23,7 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
 
   Small crops are enlarged to the size of the others.
   """
-  if modality_of(config).name != 'images':
+  if modality_of(config).encoded != 'images':
     raise ValueError(f'data.source = {config.data.source!r} has no pictures: --mode=views is for images')
   run = builder.build(config, trains=False)
   augments = image_views(config, on_device=True).training  # crops on the host follow the same distribution

@@ -52,7 +52,7 @@ class Run:
   @functools.cached_property
   def eval_test(self) -> sources.Source:
     """The test images of evaluations."""
-    return resolve.placed(self.config, resolve.open_split(self.config, 'test', self.eval_data))[0]
+    return resolve.placed(self.config, self.modality.open(self.config, 'test', self.eval_data))[0]
 
   @functools.cached_property
   def eval_train(self) -> sources.Source:
@@ -60,7 +60,7 @@ class Run:
     same = all(self.eval_data[key] == self.config.data[key] for key in self.eval_data if key != 'test_split')
     if same and (self.config.eval.train_images == 'kept' or self.config.imbalance.name == 'none'):
       return self.train
-    return resolve.placed(self.config, resolve.open_split(self.config, 'train', self.eval_data))[0]
+    return resolve.placed(self.config, self.modality.open(self.config, 'train', self.eval_data))[0]
 
   def epoch(self, step: int) -> float:
     """How many epochs have passed after a step, to four digits."""
@@ -95,8 +95,17 @@ class Run:
   def host_batches(self, start_step: int) -> Batches:
     """This process's part of each training batch, decoded and cropped by host workers."""
     config = self.config
-    settings = dict(small=config.small_crops.number, start_step=start_step, total_steps=self.total_steps)
-    return host_batches(config, self.train, config.seed, config.batch_size, views=config.views, **settings)
+    return host_batches(
+      config,
+      self.train,
+      config.seed,
+      config.batch_size,
+      views=config.views,
+      small=config.small_crops.number,
+      start_step=start_step,
+      total_steps=self.total_steps,
+      captions=self.modality.reader(config, self.train),
+    )
 
 
 def shorten_warmup(config: ConfigDict, changed: Collection[str], planned: ConfigDict) -> str:
@@ -151,7 +160,7 @@ def build(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -> 
   if starts_from_file:
     modality.check_weights(config)
   source = modality.open(config)
-  modality.check_source(config, parts.network.encoder, source)
+  modality.check_source(config, parts.network, source)
   run = _assemble(config, modality, devices, source, parts, trains)
   _check_network(run)
   weights = None

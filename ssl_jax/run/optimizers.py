@@ -62,8 +62,11 @@ def decayed(params: Any) -> Any:
 
 
 def _learned(params):
-  """False for a learned temperature, which decay would pull to 1, and for a ViT's frozen patch projection."""
-  exempt = lambda path: any(getattr(part, 'key', None) in ('temperature', 'patch_embed') for part in path)
+  """False for learned parameters of the temperature and the loss, and for a ViT's frozen patch projection.
+
+  Decay would pull the temperature to 1, and the bias of a loss to 0.
+  """
+  exempt = lambda path: any(getattr(part, 'key', None) in ('temperature', 'loss', 'patch_embed') for part in path)
   return jax.tree_util.tree_map_with_path(lambda path, _: not exempt(path), params)
 
 

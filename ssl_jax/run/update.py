@@ -1,6 +1,7 @@
 """The pure update: one training step on one device, or a scan over several."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +9,14 @@ import numpy as np
 import optax
 from jax import lax
 
+from ssl_jax.arrays import check_mapping
 from ssl_jax.methods import Inputs, Method
 from ssl_jax.run.online_probe import OnlineProbe
 from ssl_jax.run.state import State, average_of
 
-Images = jax.Array | tuple[jax.Array, ...]
-# (key, image) -> one view of it.
-Augment = Callable[[jax.Array, jax.Array], jax.Array]
+Images = Any  # images [b, H, W, C], or a tree of arrays [b, ...]; a tuple if the host has made the views
+# (key, example) -> one view of it.
+Augment = Callable[[jax.Array, Any], jax.Array]
 
 
 def example_keys(seed: int, step: jax.Array, slots: jax.Array) -> jax.Array:
@@ -32,7 +34,8 @@ def step_key(seed: int, step: jax.Array) -> jax.Array:
 def make_views(augments: list[Augment], keys: jax.Array, images: Images) -> tuple[jax.Array, ...]:
   """One view per augmentation, each [b, h, w, C].
 
-  `images` is [b, H, W, C]. If the host has cropped, it is a tuple of groups [b, V, h, w, C] of views of one size.
+  `images` is [b, H, W, C], or a tree of arrays [b, ...] whose examples the augmentations take. If the host has cropped,
+  it is a tuple of groups [b, V, h, w, C] of views of one size.
   """
   if isinstance(images, tuple):
     images = [group[:, v] for group in images for v in range(group.shape[1])]
@@ -68,6 +71,7 @@ def make_update(
   """
 
   def update(state, images, index):
+    check_mapping(index, axis_name)
     b = index.shape[0]
     first = lax.axis_index(axis_name) * b if axis_name else 0
     keys = example_keys(seed, state.step, first + jnp.arange(b))
@@ -107,7 +111,8 @@ def scan_update(update: Callable) -> Callable:
   """
 
   def many(state, dataset, index):
-    one = lambda state, index: update(state, jnp.take(dataset, index, axis=0), index)
+    take = lambda index: jax.tree.map(lambda x: jnp.take(x, index, axis=0), dataset)
+    one = lambda state, index: update(state, take(index), index)
     if index.shape[1] == 1:  # no loop: XLA's convolutions are slow inside one on a CPU
       return one(state, index[:, 0])
     return lax.scan(one, state, index.T)

@@ -40,6 +40,10 @@ TRAINING_KEYS = (
 )
 
 
+# The types of what others rely on in summary.json, which may be damaged.
+SUMMARY = {'steps': int, 'seconds': int | float, 'device': str, 'date': str, 'jax': str, 'commit': str | None}
+
+
 def rename(row: Mapping) -> dict:
   """A row of metrics.jsonl, or a summary, with the metrics of older runs under their present names.
 
@@ -199,6 +203,7 @@ def write_summary(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> 
     file = workdir / 'summary.json'
     if not trained and file.exists():
       old = read_json(file)
+      files.check_types(file, old, SUMMARY)
       summary = {**summary, **{key: old[key] for key in TRAINING_KEYS if key in old}}
     write_text(file, json.dumps(summary, indent=2) + '\n')
 

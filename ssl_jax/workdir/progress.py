@@ -10,7 +10,8 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-ACCURACIES = ('knn', 'online_probe', 'linear', 'finetune', 'spearman')  # the prefixes of their names
+# The prefixes of the names of accuracies.
+ACCURACIES = ('zero_shot', 'image_to_text', 'text_to_image', 'knn', 'online_probe', 'linear', 'finetune', 'spearman')
 NARROW = 110  # below so many columns, a terminal's bar shows less
 
 # Short labels: the line must fit beside the bar.
@@ -22,6 +23,7 @@ FORMATS = {
   'learning_rate': 'lr {:.3g}',
   'images_per_second': '{:,.0f} images/s',
   'sentences_per_second': '{:,.0f} sentences/s',
+  'pairs_per_second': '{:,.0f} pairs/s',
 }
 
 # What a finished run leaves in its workdir.
@@ -30,7 +32,7 @@ FILES = {
   'evaluation.json': 'all evaluations',
   'metrics.jsonl': 'all logged steps',
   'neighbours.png': 'test images and their nearest training images',
-  'neighbours.txt': 'sentences and their nearest sentences',
+  'neighbours.txt': 'sentences or images, and their nearest sentences',
   'tensorboard': 'the same for TensorBoard',
   'checkpoints': 'the weights',
   'config.json': 'the config',

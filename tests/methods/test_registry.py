@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base, cifar10
+from configs import base, captions, cifar10
 from ssl_jax import config, methods, train
 from tests.helpers import asked_to_stop_at, final, tiny
 
@@ -34,7 +34,9 @@ def test_every_recipe_builds(name):
 
 
 def test_every_method_has_a_recipe():
-  assert {cifar10.get_config(name).method.name for name in cifar10.VARIANTS} == set(methods.METHODS)
+  of_pairs = {captions.get_config(name).method.name for name in captions.VARIANTS}
+  of_images = {cifar10.get_config(name).method.name for name in cifar10.VARIANTS}
+  assert of_pairs == {'image_text'} and of_pairs | of_images == set(methods.METHODS)
 
 
 @pytest.mark.parametrize(('period', 'epochs'), [(4, 4), (None, 10)])

@@ -9,7 +9,10 @@ from ssl_jax import models
 
 @pytest.mark.parametrize(
   ('name', 'modality'),
-  [('resnet_tiny', 'images'), ('alexnet_small', 'images'), ('vit_tiny32', 'images'), ('bert_tiny', 'sentences')],
+  [
+    *((name, 'images') for name in ('resnet_tiny', 'alexnet_small', 'vit_tiny32')),
+    *((name, 'sentences') for name in ('bert_tiny', 'clip_text_tiny')),
+  ],
 )
 def test_an_encoder_accepts_its_example(name, modality):
   encoder = models.create(name)

@@ -165,3 +165,12 @@ def triplet(pos, neg, margin):
 
 def penalties(neg, tau):
   return [softmax(s / tau for s in negatives) for negatives in neg]
+
+
+def sigmoid(pos, neg, tau, bias):
+  softplus = lambda x: max(x, 0.0) + math.log1p(math.exp(-abs(x)))  # -log sigmoid(-x)
+  losses = []
+  for positives, negatives in zip(pos, neg, strict=True):
+    attracted = mean(softplus(-(s / tau + bias)) for s in positives)
+    losses.append(attracted + math.fsum(softplus(s / tau + bias) for s in negatives))
+  return losses

@@ -1,0 +1,88 @@
+"""Sentences about the images of the embedded set: the shape, its color, the background and the place.
+
+Every sentence names the shape, so that zero-shot classification by shape can be learned from them; colors and places
+are independent of it. The same image has the same sentences on any machine.
+"""
+
+import numpy as np
+
+from ssl_jax.data import embedded
+
+# The hues in sixths of the circle; a color with little of any hue is gray.
+HUES = ('red', 'yellow', 'green', 'turquoise', 'blue', 'purple')
+GRAY = 0.12  # the largest difference of two channels of a gray
+MIDDLE = 2.0  # pixels from the center of the image within which a shape is neither left nor right, above nor below
+SYNONYMS = {
+  'disc': 'circle',
+  'ring': 'hoop',
+  'triangle': 'wedge',
+  'square': 'box',
+  'star': 'pentagram',
+  'cross': 'plus sign',
+  'crescent': 'moon',
+  'hourglass': 'sand timer',
+}
+PHRASES = (
+  'the picture shows {a_shape}',
+  'we see {a_synonym}',
+  'a picture of {a_shape}',
+  '{a_shape} {place}',
+  '{a_color} {shape}',
+  '{a_color} {shape} on a {background} background',
+  'there is {a_color} {synonym} {place}',
+)
+
+
+def captions(scenes: embedded.Scenes) -> list[tuple[str, ...]]:
+  """One sentence per phrase for each image.
+
+  >>> captions(embedded.scenes('test', size=2))[1][5]
+  'a light yellow ring on a dark yellow background'
+  """
+  shapes = [embedded.CLASSES[label] for label in scenes.labels]
+  facts = zip(shapes, color_names(scenes.color), color_names(scenes.background), place_names(scenes.place), strict=True)
+  return [tuple(_sentences(*fact)) for fact in facts]
+
+
+def _sentences(shape: str, color: str, background: str, place: str) -> list[str]:
+  words = dict(shape=shape, synonym=SYNONYMS[shape], color=color, background=background, place=place)
+  words |= {f'a_{name}': _with_article(words[name]) for name in ('shape', 'synonym', 'color')}
+  return [phrase.format(**words) for phrase in PHRASES]
+
+
+def _with_article(noun: str) -> str:
+  return f'an {noun}' if noun.startswith('hour') else f'a {noun}'
+
+
+def color_names(colors: np.ndarray) -> list[str]:
+  """'dark blue', 'light gray', ... of colors [N, 3] in [0, 1]; half of the luminance separates dark from light.
+
+  >>> color_names(np.float32([[0.9, 0.1, 0.2], [0.8, 0.8, 0.8]]))
+  ['dark red', 'light gray']
+  """
+  high, low = colors.max(axis=1), colors.min(axis=1)
+  span = np.maximum(high - low, np.float32(1e-6))
+  red, green, blue = colors.T
+  # The place on the circle in sixths, with red at 0.
+  sixth = np.where(
+    high == red, (green - blue) / span, np.where(high == green, 2 + (blue - red) / span, 4 + (red - green) / span)
+  )
+  hue = np.floor(sixth + np.float32(0.5)).astype(np.int32) % len(HUES)
+  lightness = [np.float32(0.299) * r + np.float32(0.587) * g + np.float32(0.114) * b for r, g, b in colors]
+  names = [HUES[k] if chroma >= GRAY else 'gray' for k, chroma in zip(hue, high - low, strict=True)]
+  return [f'{"light" if light >= 0.5 else "dark"} {name}' for light, name in zip(lightness, names, strict=True)]
+
+
+def place_names(places: np.ndarray) -> list[str]:
+  """'at the top left', 'in the middle', ... of centers [N, 2], pixels to the right and below.
+
+  >>> place_names(np.float32([[-3, -4], [0, 1], [0, 5]]))
+  ['at the top left', 'in the middle', 'at the bottom']
+  """
+  third = lambda x: 0 if x < -MIDDLE else 2 if x > MIDDLE else 1
+  names = []
+  for right, below in places:
+    words = ['top', '', 'bottom'][third(below)], ['left', '', 'right'][third(right)]
+    both = ' '.join(word for word in words if word)
+    names.append(f'at the {both}' if both else 'in the middle')
+  return names

@@ -1,0 +1,92 @@
+"""Image and text contrasted in both directions: CLIP, SigLIP and CACR, with any contrastive loss and temperature."""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import pairs
+from ssl_jax.losses import Loss
+from ssl_jax.methods.protocol import Inputs, Method, Network, Outputs, mean, mean_temperature
+from ssl_jax.registry import prefix
+
+
+class Towers(Network):
+  """The network of the images, and in `text` that of their captions. It is applied to images; `text` stands alone."""
+
+  text: Network | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageText(Method):
+  """An image and its caption are positives, the captions and images of all other pairs negatives (CLIP, Radford 2021).
+
+  The last view is the caption; the others are views of the image. With images x_v,i (V views), captions y_i, and
+  ℓ(pos, neg) the loss of a query:
+
+    L = mean over v and i of ℓ({x_v,i · y_i}, {x_v,i · y_j : j ≠ i}) / 2
+      + mean over i of ℓ({y_i · x_v,i : v}, {y_i · x_v,j : v, j ≠ i}) / 2.
+
+  With one view and `info_nce` this is CLIP, with `sigmoid` SigLIP. In the config, `method.text` is the encoder of the
+  captions and `method.text_projector` its projector, by default that of the images.
+
+  Attributes:
+    block: as in SimCLR.
+  """
+
+  least_views: ClassVar[int] = 1
+  text: ClassVar[bool] = True
+
+  contrast: Loss
+  block: int = 0
+
+  def __post_init__(self):
+    with prefix('method'):
+      pairs.check_block(self.block)
+
+  @property
+  def reader(self) -> Method:
+    """A method with the network of the captions, whose parameters are those in `text` of the network's."""
+    assert isinstance(self.network, Towers) and self.network.text is not None
+    return dataclasses.replace(self, network=self.network.text)
+
+  def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
+    params, batch_stats, extra = super().init(key, images)
+    text = self.reader.network
+    sentences = text.encoder.example(3)  # the parameters do not depend on the number of tokens
+    outputs, variables = text.init_with_output(jax.random.fold_in(key, 1), sentences, train=False)
+    widths = self.width(params, batch_stats, images), outputs['projector'].shape[1]
+    if widths[0] != widths[1]:
+      raise ValueError(
+        f'method.text_projector gives {widths[1]} features, but projector gives {widths[0]}: set the features of one'
+      )
+    params = {**params, 'network': {**params['network'], 'text': variables['params']}}
+    if 'batch_stats' in variables:
+      batch_stats = {**batch_stats, 'text': variables['batch_stats']}
+    return params, batch_stats, extra
+
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
+    *views, sentences = inputs.views
+    images, batch_stats = self.embed(params, batch_stats, views)
+    (text,), text_stats = self.reader.embed(*_of_text(params, batch_stats), [sentences])
+    batch_stats = {**batch_stats, 'text': text_stats} if text_stats else batch_stats
+    tau, contrast = self.tau(params, inputs), self.contrast.at(params)
+    make = functools.partial(pairs.with_keys, axis_name=self.axis_name, block=self.block)
+    of_pairs = lambda pair: jnp.mean(contrast(pair.pos, pair.neg, pair.where, tau, axis_name=self.axis_name))
+    to_text = [make(image, text) for image in images]
+    to_image = make(text, jnp.stack(images, axis=1))
+    loss = (mean([of_pairs(pair) for pair in to_text]) + of_pairs(to_image)) / 2
+    metrics = {'positive_similarity': jnp.mean(to_image.pos), **mean_temperature(tau, to_image.pos)}
+    metrics |= {f'loss_{name}': jnp.asarray(value) for name, value in params.get('loss', {}).items()}
+    return loss, Outputs(batch_stats, extra, metrics)
+
+  def text_features(self, params: Any, batch_stats: Any, sentences: jax.Array) -> dict[str, jax.Array]:
+    """{'backbone': [b, D], 'projector': [b, P]} of sentences, with running statistics."""
+    return self.reader.features(*_of_text(params, batch_stats), sentences)
+
+
+def _of_text(params: Any, batch_stats: Any) -> tuple[Any, Any]:
+  """The parameters and the running statistics of `ImageText.reader`."""
+  return {**params, 'network': params['network']['text']}, batch_stats.get('text', {})

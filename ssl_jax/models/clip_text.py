@@ -1,0 +1,98 @@
+"""The text transformer of CLIP (Radford et al. 2021): causal, with the features of the last token."""
+
+import functools
+from collections.abc import Callable
+from typing import ClassVar
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+
+from ssl_jax.arrays import to_float32
+from ssl_jax.models.bert import KEY_WORDS, PAD
+from ssl_jax.models.encoder import Encoder
+from ssl_jax.models.transformer import LayerNorm, attend, require_sizes
+from ssl_jax.registry import require, require_choice
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'gelu': functools.partial(nn.gelu, approximate=False),
+  'quick_gelu': lambda x: x * nn.sigmoid(1.702 * x),  # of the weights that OpenAI published
+}
+_Norm = functools.partial(LayerNorm, epsilon=1e-5)
+
+
+class Block(nn.Module):
+  """x + attention(norm(x)) to earlier tokens, then x + mlp(norm(x)).  [N, T, D] -> [N, T, D]
+
+  `depth` is that of the whole transformer, which sets the scale of the initial weights.
+  """
+
+  heads: int
+  depth: int
+  activation: str
+  dtype: DTypeLike
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    n, t, d = x.shape
+    into, out, hidden = d**-0.5, d**-0.5 * (2 * self.depth) ** -0.5, (2 * d) ** -0.5
+    dense = lambda features, name, std: nn.Dense(
+      features, kernel_init=nn.initializers.normal(std), dtype=self.dtype, name=name
+    )
+    qkv = dense(3 * d, 'qkv', into)(_Norm(name='ln_1')(x)).reshape(n, t, 3, self.heads, d // self.heads)
+    query, key, value = (qkv[:, :, i] for i in range(3))
+    x = x + dense(d, 'proj', out)(attend(query, key, value, causal=True))
+    y = ACTIVATIONS[self.activation](dense(4 * d, 'c_fc', hidden)(_Norm(name='ln_2')(x)))
+    return x + dense(d, 'c_proj', out)(y)
+
+
+class CLIPText(Encoder):
+  """Sentences, uint32 [N, T + 2] -> features [N, width] in float32.
+
+  A sentence is its tokens, padded with `PAD`, and two words that are ignored: those of BERT's dropout key. A token
+  attends to itself and to those before it. The features are those of the last token that is not padding, after the last
+  layer norm; CLIP's projection is the projector. `remat` recomputes each block in the backward pass.
+  """
+
+  width: int
+  depth: int
+  heads: int
+  vocabulary: int = 49408
+  positions: int = 77
+  activation: str = 'gelu'
+  remat: bool = False
+  dtype: DTypeLike = jnp.float32
+  modality: ClassVar[str] = 'sentences'
+
+  def __post_init__(self) -> None:
+    require_sizes(self.width, self.depth, self.heads)
+    require_choice('activation', self.activation, ACTIVATIONS)
+    require('vocabulary', self.vocabulary, lambda x: 1 <= x <= 2**31, 'at least 1: the size of data.vocabulary')
+    require('positions', self.positions, lambda x: 1 <= x <= 2**31, 'at least 1: the longest sentence in tokens')
+    super().__post_init__()
+
+  @nn.nowrap
+  def example(self, size: int) -> jax.Array:
+    """Two sentences of `size` tokens, all zero."""
+    return jnp.zeros((2, size + KEY_WORDS), jnp.uint32)
+
+  @nn.compact
+  def __call__(self, sentences: jax.Array, train: bool) -> jax.Array:
+    del train
+    chex.assert_rank(sentences, 2)
+    tokens = sentences[:, : sentences.shape[1] - KEY_WORDS]
+    length = tokens.shape[1]
+    require('data.tokens', length, lambda x: x <= self.positions, f'at most positions = {self.positions}')
+    embed = lambda number, std, name: nn.Embed(
+      number, self.width, embedding_init=nn.initializers.normal(std), dtype=self.dtype, name=name
+    )
+    x = embed(self.vocabulary, 0.02, 'token_embedding')(tokens)
+    x = x + embed(self.positions, 0.01, 'positional_embedding')(jnp.arange(length))[None]
+    block = nn.remat(Block) if self.remat else Block
+    for i in range(self.depth):
+      x = block(self.heads, self.depth, self.activation, self.dtype, name=f'resblocks_{i}')(x)
+    x = _Norm(name='ln_final')(x)
+    last = jnp.max(jnp.where(tokens != PAD, jnp.arange(length)[None], 0), axis=1)
+    return to_float32(jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0])
