@@ -6,7 +6,7 @@
 The first writes weights.png into the workdir (Fig. 6): the query, its four positives with their weights, and the four
 negatives with the largest and with the smallest weights. The second writes tsne.svg into the last workdir (Fig. 7): one
 panel per workdir, with the query in the center, its positives and its negatives. The rows of Figure 7 are runs of 1, 20
-and 200 epochs. t-SNE needs scikit-learn.
+and 200 epochs. t-SNE needs scikit-learn (pip install -e '.[tsne]').
 """
 
 import pathlib
@@ -20,6 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from configs import base
+from experiments.behaviour import tsne
 from ssl_jax import config
 from ssl_jax.data.views import image_views
 from ssl_jax.evals import features
@@ -110,12 +111,7 @@ def draw_weights(found: Sample) -> Figure:
 
 def plane(found: Sample, seed: int = 0) -> np.ndarray:
   """t-SNE with the query at the origin: the query, its positives, its negatives.  -> [1 + K + M, 2]"""
-  try:
-    from sklearn.manifold import TSNE
-  except ImportError:
-    raise ValueError('t-SNE needs scikit-learn: pip install scikit-learn') from None
-  x = np.concatenate([found.query[None], found.positives, found.negatives])
-  points = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init='pca', random_state=seed).fit_transform(x)
+  points = tsne.plane(np.concatenate([found.query[None], found.positives, found.negatives]), seed)
   return points - points[:1]
 
 

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from ssl_jax import train
+from ssl_jax.data import tfds_source
 from ssl_jax.evals import few_shot, transfer
 from tests.helpers import REAL, call, needs_real_data, tiny
 
@@ -98,6 +99,26 @@ def test_several_labels_of_a_folder_are_numbered_over_both_splits(tmp_path, chos
   assert opened.classes == 3 and opened.train_targets.shape == (24, 3)
   first = opened.train.several()[0]
   assert sorted(first) == sorted(np.array(['blue', 'green', 'red'])[opened.train_targets[0]])
+
+
+def test_several_labels_of_a_tfds_set_are_read_from_its_records():
+  """As tfds stores VOC: a sequence of classes per image, in which a class may be repeated."""
+  from tensorflow_datasets.proto import tf_example_pb2
+
+  class Records(list):
+    def __getitems__(self, positions):
+      return [self[k] for k in positions]
+
+  def record(*labels):
+    example = tf_example_pb2.Example()
+    example.features.feature['labels'].int64_list.value.extend(labels)
+    return example.SerializeToString()
+
+  source = tfds_source.Tfds(Records([record(2, 0, 2), record(1)]), 'voc', False, (), 'error')
+  assert source.several() is None
+  source.label_names = ('cat', 'dog', 'horse')
+  assert source.several() == [['cat', 'horse'], ['dog']]
+  assert source.subset(np.array([1])).several() == [['dog']]
 
 
 @pytest.mark.slow
