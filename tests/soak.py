@@ -22,7 +22,7 @@ from ssl_jax.workdir import metric_log
 from tests.helpers import tiny
 
 MEMORY = 16  # MiB by which the last third may exceed the second: the allocator's noise
-COUNT = 4  # files and threads by which it may: those of a save may be open at the moment of a row
+COUNT = 8  # files and threads by which it may: those of a save may be open at the moment of a row
 CHOICES: dict[str, Any] = {
   'eval.every_epochs': 10,
   'checkpoint.every_steps': 10,
@@ -32,9 +32,9 @@ CHOICES: dict[str, Any] = {
 
 
 class Usage(NamedTuple):
-  """What a process and its children hold."""
+  """What a process holds."""
 
-  memory: float  # MiB
+  memory: float  # MiB, with its children
   files: int
   threads: int
   python_threads: int
@@ -44,15 +44,23 @@ class Usage(NamedTuple):
 def usage() -> Usage:
   """The present usage, from /proc."""
   own = os.getpid()
-  children = [int(x) for x in pathlib.Path(f'/proc/{own}/task/{own}/children').read_text().split()]
-  pages = sum(int(pathlib.Path(f'/proc/{pid}/statm').read_text().split()[1]) for pid in (own, *children))
+  tasks = pathlib.Path(f'/proc/{own}/task').glob('*/children')  # a process belongs to the thread that started it
+  children = [int(x) for task in tasks for x in _text(task).split()]
+  pages = sum(int((_text(pathlib.Path(f'/proc/{pid}/statm')) or '0 0').split()[1]) for pid in (own, *children))
   return Usage(
     memory=pages * os.sysconf('SC_PAGE_SIZE') / 2**20,
-    files=sum(len(os.listdir(f'/proc/{pid}/fd')) for pid in (own, *children)),
-    threads=sum(len(os.listdir(f'/proc/{pid}/task')) for pid in (own, *children)),
+    files=len(os.listdir(f'/proc/{own}/fd')),
+    threads=len(os.listdir(f'/proc/{own}/task')),
     python_threads=threading.active_count(),
     children=len(children),
   )
+
+
+def _text(file: pathlib.Path) -> str:
+  try:
+    return file.read_text()
+  except OSError:  # the thread or process has ended
+    return ''
 
 
 def soak(steps: int, folder: pathlib.Path, **choices: Any) -> list[Usage]:

@@ -67,7 +67,7 @@ class FinishedRun:
     config = load('config.json', dict.fromkeys(SECTIONS, dict) | {'seed': int}, (*SECTIONS, 'seed'))
     for section in SECTIONS if config else ():
       check_types(workdir / 'config.json', config[section], {'name': str}, ['name'])
-    evaluation = load('evaluation.json', EVALUATION, ['features'])
+    evaluation = load('evaluation.json', EVALUATION)
     for measures in evaluation.get('measures', {}).values():
       check_types(workdir / 'evaluation.json', {'measures': measures}, {'measures': dict})
       check_types(workdir / 'evaluation.json', measures, dict.fromkeys(measures, int | float))
@@ -134,6 +134,8 @@ def _load(file: pathlib.Path, types: Mapping, needed: Sequence[str] = ()) -> dic
 def report(workdir: str | pathlib.Path) -> pathlib.Path:
   """Writes report.html, report.md and figures/ into the workdir. Returns the path of the page."""
   run = FinishedRun.read(workdir)
+  if run.evaluation:
+    check_types(run.workdir / 'evaluation.json', run.evaluation, {}, ['features'])
   sections = [*_headline(run), *_training(run), *_similarities(run), *_representation(run), *_neighbours(run)]
   sections += [*_classes(run), *_settings(run)]
   return page.write(writable(workdir), 'report', run.title, _lead(run), sections)
