@@ -43,7 +43,7 @@ views: $(VENV)/.installed
 # A GPU: make bench BENCH=
 BENCH ?= --quick
 bench: $(VENV)/.installed-dev
-	for name in losses memory augment train_step knn vmap_seeds; do $(BIN)/python -m benchmarks.$$name $(BENCH) || exit 1; done
+	for name in losses memory augment train_step knn vmap_seeds determinism startup host_pipeline; do $(BIN)/python -m benchmarks.$$name $(BENCH) || exit 1; done
 
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 

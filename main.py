@@ -2,6 +2,7 @@
 
 python main.py --config=configs/cifar10.py:dystress --config.seed=1
 python main.py --mode=evaluate --workdir=runs/cifar10_dystress_seed=1    # or report, export
+python main.py --mode=transfer --workdir=runs/cifar10 cifar100 birds=/data/birds    # 5-shot, on other sets
 python main.py --mode=compare --workdir=runs/compared runs/cifar10 runs/cifar10_dystress_seed=1
 python main.py --mode=views --config=configs/cifar10.py
 python main.py --mode=prepare --config=configs/cifar10.py    # downloads CIFAR-10; append a file to use a local copy
@@ -20,7 +21,7 @@ from absl import app, flags, logging
 
 # ssl_jax is imported where it is used, since that takes seconds and a wrong flag should not.
 
-MODES = ('train', 'evaluate', 'export', 'report', 'compare', 'views', 'prepare')
+MODES = ('train', 'evaluate', 'transfer', 'export', 'report', 'compare', 'views', 'prepare')
 CONFIG = flags.DEFINE_string('config', None, 'FILE.py[:options]; any of its keys is a flag too: --config.seed=1.')
 WORKDIR = flags.DEFINE_string(
   'workdir', None, "The run's directory (default: runs/NAME, after --config); the same command resumes its run."
@@ -36,7 +37,7 @@ class Command(NamedTuple):
   config: str
   overrides: list[str]  # KEY=VALUE
   workdir: str  # '': the config's default
-  paths: list[str]  # runs of --mode=compare, archives of --mode=prepare
+  paths: list[str]  # runs of --mode=compare, archives of --mode=prepare, sets of --mode=transfer
 
 
 def parse(arguments: Sequence[str]) -> Command:
@@ -58,7 +59,7 @@ def parse(arguments: Sequence[str]) -> Command:
     if '\0' in text:
       raise ValueError(f'{text!r} has a NUL character, which no path or value may have: remove it')
   for argument in paths:
-    if mode not in ('compare', 'prepare') or argument.startswith('-'):
+    if mode not in ('compare', 'prepare', 'transfer') or argument.startswith('-'):
       raise ValueError(f'{argument!r} is not a flag: give --config, --config.KEY=VALUE, --workdir or --mode')
   if mode not in MODES:
     close = difflib.get_close_matches(mode, MODES, n=1)
@@ -111,7 +112,7 @@ def run(command: Command) -> None:
     export.export(chosen, workdir)
     return
   from ssl_jax import train
-  from ssl_jax.evals import evaluate
+  from ssl_jax.evals import evaluate, transfer
   from ssl_jax.reporting import views
   from ssl_jax.run import devices, watch
 
@@ -119,8 +120,11 @@ def run(command: Command) -> None:
   devices.compile_faster(chosen.deterministic)
   watch.start()
   try:
-    {'train': train.train, 'evaluate': evaluate.evaluate, 'views': views.draw_views}[mode](chosen, workdir)
-  except train.Interrupted:
+    if mode == 'transfer':
+      transfer.transfer(chosen, workdir, command.paths)
+    else:
+      {'train': train.train, 'evaluate': evaluate.evaluate, 'views': views.draw_views}[mode](chosen, workdir)
+  except (train.Interrupted, train.Diverged):  # in all processes alike
     watch.end()
     raise
   watch.end()
@@ -132,7 +136,7 @@ def main(argv: Sequence[str]) -> None:
   try:
     run(parse(argv[1:]))
   except KeyboardInterrupt:
-    _exit('interrupted; the same command resumes from the last checkpoint')
+    _exit(f'interrupted; the same command {_again()}')
   except ModuleNotFoundError as error:
     if (error.name or '').partition('.')[0] in ('ssl_jax', 'configs'):
       raise
@@ -143,7 +147,7 @@ def main(argv: Sequence[str]) -> None:
     if not files.is_full(error):
       _exit(error)
     place = error.filename or WORKDIR.value or 'the workdir'
-    _exit(f'{place} cannot be written (no space left): make room there, and the same command resumes')
+    _exit(f'{place} cannot be written (no space left): make room there, and the same command {_again()}')
   except ValueError as error:
     # A mistake that this project finds is explained in one line; the error of a library keeps its traceback.
     raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
@@ -169,6 +173,11 @@ def _leave_to_the_main_thread() -> None:
 
   threading.excepthook = lambda given: None if known(given.exc_value) else in_thread(given)
   sys.unraisablehook = lambda given: None if known(given.exc_value) else anywhere(given)
+
+
+def _again() -> str:
+  """What the same command does after an interruption: only training has checkpoints."""
+  return 'resumes from the last checkpoint, if there is one' if MODE.value == 'train' else 'starts again'
 
 
 def _exit(message: str | Exception) -> NoReturn:

@@ -70,6 +70,8 @@ def assert_same_scores(similarities: np.ndarray, mine: ArrayLike, theirs: ArrayL
 
 def main() -> None:
   quick = timing.arguments(__doc__).quick
+  if torch is not None:
+    torch.set_float32_matmul_precision('highest')  # some builds of torch default to TF32
   (bank, labels), (queries, _) = features(5_000 if quick else 50_000, 1), features(1_000 if quick else 10_000, 2)
   neighbors = timing.optional('sklearn.neighbors')
   search = {'ssl_jax.evals.knn': functools.partial(ours, jax.device_put(bank), labels, jax.device_put(queries))}

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import timing
-from ssl_jax import losses, models
+from configs import imagenet
+from ssl_jax import losses, methods, models
 
 # XLA's CPU compiler notices that recomputed values exist already and keeps them. Without this pass it behaves like
 # the compilers for accelerators.
@@ -44,6 +45,22 @@ def encoder(name: str, size: int, batch: int, remat: bool) -> float:
   return temporary(gradients, variables, images)
 
 
+def simclr(name: str, size: int, batch: int, microbatches: int) -> float:
+  """MiB of the gradient of SimCLR with NT-Xent over the whole batch, in float32."""
+  options = [f'model.name={name}', f'data.image_size={size}', f'batch_size={batch}', 'dtype=float32']
+  config = imagenet.get_config(','.join([*options, f'method.microbatches={microbatches}']))
+  method = methods.create(config, steps_per_epoch=1, total_steps=1)
+  view = jax.ShapeDtypeStruct((batch, size, size, 3), jnp.float32)
+  params, batch_stats, extra = jax.eval_shape(method.init, jax.random.key(0), view)
+
+  def loss(params, batch_stats, views):
+    inputs = methods.Inputs(views, jnp.arange(batch), jnp.zeros((), jnp.int32), jax.random.key(0))
+    value, outputs = method.loss(params, batch_stats, extra, inputs)
+    return value, outputs.batch_stats
+
+  return temporary(jax.grad(loss, has_aux=True), params, batch_stats, (view, view))
+
+
 def main() -> None:
   quick = timing.arguments(__doc__).quick
   print(f'{jax.devices()[0].device_kind}, jax {jax.__version__}, float32\n')
@@ -53,6 +70,9 @@ def main() -> None:
   for name, size, batch in (('resnet18', 64, 32),) if quick else (('resnet50', 224, 32), ('vit_s16', 224, 32)):
     sizes = [encoder(name, size, batch, remat) for remat in (False, True)]
     row(f'{name}, {batch} images of {size} px', sizes[0], 'remat=True', sizes[1])
+  for name, size, batch, parts in (('resnet18', 64, 32, 4),) if quick else (('resnet50', 224, 64, 8),):
+    sizes = [simclr(name, size, batch, number) for number in (1, parts)]
+    row(f'SimCLR, {name}, {batch} pairs of {size} px', sizes[0], f'microbatches={parts}', sizes[1])
 
 
 def row(case: str, whole: float, change: str, less: float) -> None:

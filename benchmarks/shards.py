@@ -3,8 +3,9 @@
   python -m benchmarks.shards --path=DIR [--quick]
 
 DIR is a folder of class folders with JPEGs. They are written to a temporary folder as shards of 200 images, with a
-caption each, and as Parquet files with row groups of 100. Everything is in the page cache, and threads decode. `opened`
-is the time until the first image can be read. `--quick` uses 400 images and 96 pixels.
+caption each, and as Parquet files with row groups of 100. Everything is in the page cache, and threads decode. `CPU` is
+in CPU seconds, which other processes do not change: of an epoch, and of reading every image without decoding it.
+`opened` is the time until the first image can be read. `--quick` uses 400 images and 96 pixels.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import os
 import pathlib
 import tarfile
 import tempfile
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +54,12 @@ def epoch(source: sources.Source, size: int) -> list[tuple[np.ndarray, np.ndarra
     return [(batch['index'], batch['images'][0]) for batch in batches]
 
 
+def read(source: sources.Source) -> None:
+  """Reads every image in order, up to its header."""
+  for image in source.open(range(len(source))):
+    image()
+
+
 def assert_same(mine: Sequence[tuple[np.ndarray, ...]], theirs: Sequence[tuple[np.ndarray, ...]]) -> None:
   """The same pixels of the same image. Parquet has another order, and leaves out other images at the end."""
   for (index, images), (other_index, others) in zip(mine, theirs, strict=True):
@@ -82,10 +90,13 @@ def main() -> None:
     kinds = ('tar', 'folder', *(('parquet',) if parquet else ()))
     found = {kind: load(kind, root) for kind in kinds}
     epochs = {kind: functools.partial(epoch, source, size) for kind, source in found.items()}
+    reads = {kind: functools.partial(read, source) for kind, source in found.items()}
     opens = {'tar': functools.partial(load, 'tar', root), 'folder': functools.partial(load, 'folder', root)}
     opens['tar, without a stored index'] = lambda: [tar_index.scan(shard) for shard in found['tar'].files]
     table = timing.Table(__doc__, chosen.quick, 'images')
     table.compare(f'epoch, {len(listed):,} images', epochs, same=assert_same, items=len(listed) // BATCH * BATCH)
+    table.compare('CPU, epoch', epochs, items=len(listed) // BATCH * BATCH, clock=time.process_time)
+    table.compare('CPU, read', reads, items=len(listed), clock=time.process_time)
     table.compare('opened', opens, items=len(listed))
 
 

@@ -84,19 +84,19 @@ def torch_memory(call: Callable) -> int | None:
   return torch.cuda.max_memory_allocated() - before
 
 
-def _sample(call, times=1):
-  start = time.perf_counter()
+def _sample(call, times=1, clock=time.perf_counter):
+  start = clock()
   for _ in range(times):
     result = call()
   wait(result)
-  return (time.perf_counter() - start) / times, result
+  return (clock() - start) / times, result
 
 
 class Table:
   """One row per contestant. `unit` is what is counted per second, such as images; without it, memory is shown."""
 
-  def __init__(self, title: str, quick: bool, unit: str = '', ratio: str = 'peer / ours'):
-    self.rounds, self.unit = 3 if quick else 7, unit
+  def __init__(self, title: str, quick: bool, unit: str = '', ratio: str = 'peer / ours', rounds: int = 7):
+    self.rounds, self.unit = 3 if quick else rounds, unit
     versions = f'jax {jax.__version__}' + (f', torch {torch.__version__}' if torch_runs() else '')
     print(f'{title.splitlines()[0]}\n{jax.devices()[0].device_kind}, {os.cpu_count()} CPU cores, {versions}; ', end='')
     print(f'median of {self.rounds} rounds; in brackets the smallest and largest ratio\n')
@@ -111,14 +111,16 @@ class Table:
     same: Callable | None = None,
     items: int = 0,
     memory: Callable | None = None,
+    clock: Callable[[], float] = time.perf_counter,
   ) -> None:
     """Times `calls` in turns, ours first, so that other load on the machine affects all of them.
 
     Args:
       calls: a string instead of a call is the reason why there is none.
-      same: asserts that our result and a peer's agree; called before anything is timed.
+      same: asserts that our result and a peer's agree, before anything is timed; a peer that differs is not timed.
       items: the number of `unit` per call.
       memory: name -> bytes or None; called after the timing.
+      clock: what seconds are; time.process_time leaves out what other processes do.
     """
     ours, first, results, why, times = next(iter(calls)), {}, {}, {}, {}
     for name, call in calls.items():
@@ -126,19 +128,23 @@ class Table:
         why[name] = call
         continue
       try:
-        first[name], results[name] = _sample(call)
+        first[name], results[name] = _sample(call, clock=clock)
       except RuntimeError as error:  # out of memory, or no compiler
         if name == ours:
           raise
         why[name] = f'failed: {str(error).strip().splitlines()[0][:80]}'
+    for name in list(results)[1:] if same else []:
+      try:
+        same(results[ours], results[name])
+      except AssertionError as error:
+        why[name] = f'differs: {" ".join(str(error).split())[:120]}'
+        del results[name]
     running = list(results)
-    for name in running[1:] if same else []:
-      same(results[ours], results[name])
     results.clear()
-    repeats = {name: math.ceil(SHORTEST / _sample(calls[name])[0]) for name in running}
+    repeats = {name: math.ceil(SHORTEST / _sample(calls[name], clock=clock)[0]) for name in running}
     for _ in range(self.rounds):
       for name in running:
-        times.setdefault(name, []).append(_sample(calls[name], repeats[name])[0])
+        times.setdefault(name, []).append(_sample(calls[name], repeats[name], clock)[0])
     for name in calls:
       if name in why:
         self._row(case, name, '', '', '', why[name])

@@ -73,15 +73,15 @@ def named(tree: Mapping, prefix: str = '') -> dict[str, torch.Tensor]:
 class Views(torch.utils.data.Dataset):
   """Two views of each image, made by a worker of a loader."""
 
-  def __init__(self, images, view):
-    self.images, self.view = images, view
+  def __init__(self, images, view, both=False):
+    self.images, self.view, self.both = images, view, both  # both: a call of `view` makes two views
 
   def __len__(self):
     return len(self.images)
 
   def __getitem__(self, i):
     image = Image.fromarray(self.images[i])
-    return self.view(image), self.view(image)
+    return tuple(self.view(image)) if self.both else (self.view(image), self.view(image))
 
 
 def ready(batch: int, steps: int) -> Callable:
@@ -90,11 +90,13 @@ def ready(batch: int, steps: int) -> Callable:
   return lambda: itertools.repeat(views, steps)
 
 
-def loader(images: np.ndarray, view: Callable, batch: int, workers: int) -> Callable:
+def loader(images: np.ndarray, view: Callable, batch: int, workers: int, both: bool = False) -> Callable:
   """-> the same from a loader, whose workers are idle between passes, while others are timed"""
   several = dict(persistent_workers=True, multiprocessing_context='forkserver') if workers else {}
   cuda = timing.device() == 'cuda'
-  batches = torch.utils.data.DataLoader(Views(images, view), batch, num_workers=workers, pin_memory=cuda, **several)
+  batches = torch.utils.data.DataLoader(
+    Views(images, view, both), batch, num_workers=workers, pin_memory=cuda, **several
+  )
 
   def load():
     for views in batches:
@@ -104,9 +106,16 @@ def loader(images: np.ndarray, view: Callable, batch: int, workers: int) -> Call
   return load
 
 
-def trainer(config: ConfigDict, width: int, batches: Callable, compile: bool) -> Callable:
+def trainer(
+  config: ConfigDict,
+  width: int,
+  batches: Callable,
+  compile: bool = False,
+  contrast: Callable = nt_xent,
+  model: nn.Module | None = None,
+) -> Callable:
   """-> a function that trains on all of `batches()` with the settings of the config"""
-  model = network(width).to(timing.device(), memory_format=torch.channels_last)
+  model = (model or network(width)).to(timing.device(), memory_format=torch.channels_last)
   settings = config.optimizer
   chosen = dict(lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay)
   optimizer = torch.optim.SGD(model.parameters(), **chosen)
@@ -117,10 +126,22 @@ def trainer(config: ConfigDict, width: int, batches: Callable, compile: bool) ->
     for views in batches():
       with torch.autocast(timing.device(), torch.bfloat16, enabled=config.dtype == 'bfloat16'):
         z = model(views)
-      loss = nt_xent(*z.float().chunk(2), config.temperature.tau)
+      loss = contrast(*z.float().chunk(2), config.temperature.tau)
       optimizer.zero_grad()
       loss.backward()
       optimizer.step()
     return loss
 
   return call
+
+
+def lightly_trainer(config: ConfigDict, width: int, images: np.ndarray, batch: int, workers: int) -> Callable:
+  """-> the same with lightly's transform for small images (no blur), loss and projector, end to end. Needs lightly."""
+  from lightly.loss import NTXentLoss
+  from lightly.models.modules import SimCLRProjectionHead
+  from lightly.transforms import SimCLRTransform
+
+  loss, wide = NTXentLoss(temperature=config.temperature.tau), 8 * width
+  model = nn.Sequential(network(width).encoder, SimCLRProjectionHead(wide, wide, 128))
+  batches = loader(images, SimCLRTransform(input_size=32, gaussian_blur=0.0), batch, workers, both=True)
+  return trainer(config, width, batches, contrast=lambda z1, z2, tau: loss(z1, z2), model=model)

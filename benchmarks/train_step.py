@@ -4,6 +4,7 @@
 
 Ours augments within the step, on the device. Torch is timed on views that are already on the device, which is in its
 favour, and on views from the workers of a data loader, as users have them. bfloat16 on a GPU, float32 on a CPU.
+With lightly installed, its transform, loss and head in the same loop are one more peer.
 `--quick` is for a CPU: an eighth of ResNet-18's width, a small batch, no torch.compile, a loader without workers.
 """
 
@@ -61,7 +62,7 @@ def assert_same_step() -> None:
 
 def main() -> None:
   args = timing.arguments(__doc__, workers=os.cpu_count())
-  steps = 100 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched singly
+  steps = 25 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched singly
   width, batches, workers = (8, (32,), 0) if args.quick else (64, (128, 512), args.workers)
   vision = timing.optional('torchvision.transforms')
   view = image_peers.torchvision_view(vision, vision.ToTensor()) if vision else image_peers.pillow_view
@@ -69,18 +70,22 @@ def main() -> None:
   if timing.torch_runs():
     with jax.enable_x64(True):
       assert_same_step()
-  table = timing.Table(__doc__, args.quick, 'images')
+  table = timing.Table(__doc__, args.quick, 'images', rounds=5)
   for batch in batches:
     config = simclr.config_of(f'batch_size={batch}', f'model.width={width}')
     images = simclr.random_images(max(10_000, steps * batch))
     calls = {'ssl_jax, views made in the step': ours(config, images, steps)}
     names = ('torch, views ready', 'torch.compile, views ready', loaded)
     calls |= dict.fromkeys(names, timing.WITHOUT_TORCH)
+    peer = f'lightly, {workers} workers'
+    calls[peer] = timing.WITHOUT_TORCH if timing.optional('lightly') else 'lightly is not installed'
     if timing.torch_runs():
       ready = torch_peers.ready(batch, steps)
       load = torch_peers.loader(images[: steps * batch], view, batch, workers)
       for name, source in zip(names, (ready, ready, load), strict=True):
         calls[name] = torch_peers.trainer(config, width, source, compile='compile' in name)
+      if timing.optional('lightly'):
+        calls[peer] = torch_peers.lightly_trainer(config, width, images[: steps * batch], batch, workers)
     if args.quick:
       calls[names[1]] = 'skipped with --quick: compiling takes a minute'
     table.compare(f'{config.dtype}, batch {batch}', calls, items=steps * batch)

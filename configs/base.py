@@ -20,7 +20,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.epochs = 200  # passes over the training examples
   config.steps = 0  # train for this many steps instead (0: use epochs)
   config.batch_size = 128  # examples per step, over all devices
-  config.deterministic = True  # on a GPU: the same command gives the same bits; slower by 4 % (ResNet) to 3x (AlexNet)
+  config.deterministic = True  # on a GPU: the same command gives the same bits, at about 4 % less speed
   config.dtype = 'bfloat16'  # compute dtype of the network, or float32; losses, statistics and weights are float32
 
   config.data = ConfigDict()
@@ -34,7 +34,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.stored_size = 0  # pixels per side of images in memory, from which views are cropped (0: image_size)
   config.data.classes = ''  # '' for all, or a named list of classes: imagenet100
   config.data.tokens = 32  # of sentences and captions: tokens of each; longer ones are cut
-  config.data.vocabulary = ''  # of sentences and captions: a vocab.txt of BERT, a tokenizer.json, or '': their words
+  config.data.vocabulary = ''  # of texts: a vocab.txt of BERT, or a tokenizer.json ('': their most frequent words)
   config.data.columns = ''  # parquet: columns of image, text and label, such as 'img,caption,label' ('': by name)
   config.data.broken = 'error'  # on an unreadable image or text: error, or skip (skipped images are counted)
   config.data.on_device = 'auto'  # yes: keep all images on the device; no: read on the host; auto: yes up to 4 GiB
@@ -77,6 +77,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.optimizer.milestones = (160, 190)  # epochs, for schedule=step
   config.optimizer.decay = 0.1  # factor at each milestone
   config.optimizer.clip = 0.0  # largest global gradient norm (0: no clipping)
+  config.optimizer.fixed_predictor = False  # the learning rate of the predictor does not decay (SimSiam)
 
   config.parallel = ConfigDict()
   config.parallel.map = 'pmap'  # pmap or shard_map: the same update and the same numbers
@@ -109,6 +110,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.eval.temperature = 0.1  # of the cosine vote
   config.eval.batch_size = 1000  # images per forward pass of an evaluation
   config.eval.linear = 'logistic'  # --mode=evaluate: logistic, ridge, or a protocol of evals/linear.py; '' for none
+  config.eval.linear_during = False  # during training also the classifier `eval.linear`
   config.eval.finetune = ''  # --mode=evaluate: fine-tune on all, 10%, 1% or 5-shot labels; linear [10%]: frozen
   config.eval.finetune_learning_rate = 0.1  # of fine-tuning the whole encoder, per 128 images
   config.eval.class_weights = ()  # of fine-tuning, in the order of the classes; (): inverse to the images of a class

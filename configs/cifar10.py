@@ -113,6 +113,13 @@ VARIANTS = {
     'method': dict(name='moco_v3', predictor=dict(batch_norm='hidden', last_bias=False)),
     'projector': dict(name='moco_v3'),
   },
+  # Huynh et al. 2022, with fewer views and a queue that suits 50,000 images.
+  'fnc': {
+    'views': 4,
+    'method': dict(name='fnc', queue=4096, momentum=0.99),
+    'loss': dict(name='fnc'),
+    'temperature': TENTH,
+  },
   # Wang & Liu 2021, sec. 5: one view, a linear head; the negatives are the whole bank or its hardest 8.19 %.
   'memory_bank': {**WANG_LIU, 'method': dict(name='memory_bank', negatives=0)},
   'memory_bank_hard': {**WANG_LIU, 'method': dict(name='memory_bank'), 'loss': dict(name='hard', fraction=0.0819)},

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from configs import base
 
 NONE = dict(name='none')
+ON_IMAGENET = dict(source='imagenet', name='imagenet', train_split='train', test_split='val')
 SGD = dict(name='sgd', scaling='none', weight_decay=1e-4, exempt=False, warmup_epochs=0.0)
 LEE = {
   'batch_size': 512,
@@ -185,6 +186,50 @@ VARIANTS = {
   'moco_v3_vit': MOCO_V3_VIT,
   'cacr_moco_v3': cacr_v3(MOCO_V3),
   'cacr_moco_v3_vit': cacr_v3(MOCO_V3_VIT),
+  # CACR Table 15: CMC with four positives on MoCo v2, at the τ of C.2.
+  'cmc_moco': {
+    **MOCO,
+    'views': 5,
+    'method': dict(MOCO['method'], symmetric=True),
+    'loss': dict(name='info_nce'),
+    'temperature': dict(name='constant', tau=0.07),
+  },
+  # Methods of CACR Tables 4, 16 and 18: Chen & He 2021 with their batch of 512 halved as in Table 4, Chen et al. 2020
+  # (SimCLR v2), and Huynh et al. 2022 with the settings of their code: ten views of full size, a memory of 16 batches.
+  # Their views also have RandAugment, ours do not. Four thousand images with ten views take several hosts.
+  'simsiam': {
+    'batch_size': 256,
+    'augment': dict(name='moco_v2'),
+    'model': dict(name='resnet50', zero_init_residual=True),
+    'method': dict(name='simsiam'),
+    'projector': dict(name='simsiam'),
+    'loss': dict(name='simsiam'),
+    'temperature': NONE,
+    'optimizer': dict(SGD, learning_rate=0.05, scaling='linear', fixed_predictor=True),
+    'eval.linear': 'imagenet_lars',
+  },
+  'simclr_v2': {
+    'batch_size': 4096,
+    'epochs': 800,
+    'projector': dict(name='simclr', features=(2048, 2048, 128)),
+    'temperature': dict(name='constant', tau=0.1),
+    'optimizer': dict(scaling='sqrt', learning_rate=0.1, weight_decay=1e-4),
+  },
+  'fnc': {
+    'batch_size': 4096,
+    'views': 10,
+    'method': dict(name='fnc', queue=6 * 4096, momentum=0.999),
+    'projector': dict(name='simclr', features=(2048, 2048, 128)),
+    'loss': dict(name='fnc'),
+    'temperature': dict(name='constant', tau=0.1),
+    'optimizer': dict(scaling='sqrt', learning_rate=0.1, weight_decay=1e-4),
+    'parallel.processes': 8,
+  },
+  # CACR Table 5, with `moco`, `cacr_moco` or `cacr_moco_k1` before it: pretraining on other images, linear
+  # classification of ImageNet-1K, whose folder is eval.data.path. data.path holds train/CLASS/*; labels are not used.
+  # WebVision v1 is train/google and train/flickr, ImageNet-22K train/WNID.
+  'webvision': {'epochs': 100, 'data': dict(source='folder', name='webvision'), 'eval.data': ON_IMAGENET},
+  'imagenet22k': {'epochs': 20, 'data': dict(source='folder', name='imagenet22k'), 'eval.data': ON_IMAGENET},
   # ImageNet-LT, and as many images of the balanced set (Lee 2025, A.3.4); with any of the above.
   'long_tail': {'imbalance': dict(name='pareto', total=115_846, n_max=1280, n_min=5, alpha=6.0)},
   'uniform': {'imbalance': dict(name='uniform', total=115_846)},

@@ -3,7 +3,7 @@
   python main.py --config=configs/stl10.py --workdir=runs/stl10
 
 Views of 64 pixels are cropped from images of 96; evaluations use the 5,000 labeled images.
-Variants: one positive (`cacr_k1`), CMC with four (`cmc`), the plain contrastive loss with one (`cl`).
+Variants: one positive (`cacr_k1`), CMC with four (`cmc`), and the losses with one positive `cl`, `au_cl` and `hn_cl`.
 """
 
 from ml_collections import ConfigDict
@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from configs import base, cifar10
 
 CL = {'loss': dict(name='info_nce'), 'temperature': dict(name='constant', tau=0.19)}
+K1 = {'views': 2, 'batch_size': 768, 'method': dict(name='simclr')}
 
 VARIANTS = {
   'cacr': {
@@ -21,7 +22,13 @@ VARIANTS = {
   # Changes to it.
   'cacr_k1': {'views': 2, 'batch_size': 768, 'loss': dict(name='cacr', t_pos=1.0, t_neg=3.0)},
   'cmc': {'method': dict(name='cmc'), **CL},
-  'cl': {'views': 2, 'batch_size': 768, 'method': dict(name='simclr'), **CL},
+  'cl': {**K1, **CL},
+  'au_cl': {**K1, 'loss': dict(name='align_uniform', t=2.0)},
+  'hn_cl': {
+    **K1,
+    'loss': dict(name='hard_negative', beta=1.0, tau_plus=0.1),  # tau_plus: of HCL's code
+    'temperature': dict(name='constant', tau=0.5),
+  },
 }
 
 

@@ -4,6 +4,7 @@
 """
 
 import ast
+import contextlib
 import importlib
 import io
 import os
@@ -368,7 +369,8 @@ def reproduced() -> str:
   """Every table and figure of the papers, with its command and status."""
   from experiments import papers
 
-  return papers.markdown()
+  with contextlib.chdir(ROOT):  # the rows name their config files relative to it
+    return papers.markdown()
 
 
 # Figures

@@ -26,6 +26,8 @@ ELSEWHERE = {
   'imagenet100': 'ImageNet-1K',
   'svhn_cropped': 'SVHN',
   'stl10': 'STL-10',
+  'webvision': 'WebVision',
+  'imagenet22k': 'ImageNet-22K',
   'mura': 'MURA',
   'chaoyang': 'Chaoyang',
   'isic2016': 'ISIC 2016',
@@ -43,6 +45,7 @@ class Item:
   about: str
   command: str = ''  # draws or measures it, from runs if it has any
   drawn: str = ''  # the file in experiments/ that the command writes if it needs no runs
+  needs: str = ''  # what the command needs that was not at hand
   nothing: str = ''  # why there is nothing to run
 
 
@@ -62,6 +65,11 @@ def concept(name: str, about: str) -> Item:
 DYSTRESS = 'python -m experiments.dystress.figures'
 BEHAVIOUR = 'python -m experiments.behaviour.figures'
 BALANCED = 'python -m experiments.balanced.figures'
+CACR = 'python -m experiments.cacr.figures'
+SAMPLES = 'python -m experiments.cacr.samples'
+POSITIVES = 'python -m benchmarks.positives'
+CLIP = 'python main.py --config=configs/cc3m.py:cacr --config.data.path=DIR'
+EXPORT = 'python main.py --mode=export --workdir=WORKDIR'
 PAPERS = {
   'dystress': Paper(
     'Manna et al. 2024, Dynamically Scaled Temperature in Self-Supervised Contrastive Learning (DySTreSS)',
@@ -122,39 +130,43 @@ PAPERS = {
   ),
   'cacr': Paper(
     'Zheng et al. 2023, Contrastive Attraction and Contrastive Repulsion for Representation Learning (CACR)',
-    tuple(name for name in ('cacr', 'cacr_imagenet') if (FOLDER / name).is_dir()),
+    ('cacr', 'cacr_imagenet'),
     (
       Item('Table 1', 'the losses compared', nothing='a description of the losses'),
       Item('Table 2', 'linear accuracy on CIFAR, also with imbalanced classes'),
       Item('Table 3', 'twice the epochs for one positive'),
       Item('Table 4', 'linear accuracy on ImageNet-1K'),
       Item('Table 5', 'pretraining on WebVision and ImageNet-22K'),
-      Item('Table 6', 'transfer to the sets of ELEVATER'),
-      Item('Table 7', 'detection and segmentation'),
-      Item('Table 8', 'STL-10'),
+      Item(
+        'Table 6',
+        'few-shot transfer to the sets of ELEVATER: `--mode=transfer` on both encoders, then this',
+        'python -m experiments.cacr_imagenet.transfer',
+      ),
+      Item('Table 7', 'detection and segmentation: export of the encoders, then detectron2', EXPORT),
+      Item('Table 8', 'linear accuracy on CIFAR and STL-10'),
       Item('Table 9', 'ResNet-50 on small images'),
       Item('Table 10', 'weights that prefer near or far samples'),
       Item('Table 11', 'uniform weights'),
       Item('Table 12', 'values of t⁺'),
       Item('Table 13', 'values of t⁻'),
-      Item('Table 14', 'time per step by K'),
+      Item('Table 14', 'time and memory per step by K', POSITIVES),
       Item('Table 15', 'contrastive losses on MoCo v2, ImageNet'),
       Item('Table 16', 'ImageNet-1K by number of epochs'),
-      Item('Table 17', 'time per step by loss, MoCo v2'),
+      Item('Table 17', 'time and memory per step by loss, MoCo v2', POSITIVES),
       Item('Table 18', 'MoCo v3 with a ResNet-50 and a ViT-B/16'),
-      Item('Table 19', 'image and text (CLIP)', nothing='this library does not train on pairs of images and texts'),
+      Item('Table 19', 'image and text (CLIP)', CLIP, needs='CC3M'),
       Item('Table 20', 'cost functions'),
       Item('Table 21', 'the classes of ImageNet-100', nothing='`data.classes=imagenet100`'),
       concept('Figure 1', 'attraction and repulsion'),
       concept('Figure 2', 'the framework'),
-      Item('Figure 3', 'conditional entropy during training, CIFAR-10'),
-      Item('Figure 4', 'conditional entropy during training, CIFAR-100'),
-      Item('Figure 5', 'conditional entropy during training, exponential imbalance'),
-      Item('Figure 6', 'positives and negatives with their weights'),
-      Item('Figure 7', 't-SNE during training'),
-      Item('Figure 8', 'accuracy by number of negatives'),
-      Item('Figure 9', 'accuracy by number of positives'),
-      Item('Figure 10', 'accuracy during training'),
+      Item('Figure 3', 'conditional entropy during training, CIFAR-10', CACR),
+      Item('Figure 4', 'conditional entropy during training, CIFAR-100', CACR),
+      Item('Figure 5', 'conditional entropy during training, exponential imbalance', CACR),
+      Item('Figure 6', 'positives and negatives with their weights', f'{SAMPLES} weights WORKDIR'),
+      Item('Figure 7', 't-SNE during training', f'{SAMPLES} tsne WORKDIR ...'),
+      Item('Figure 8', 'accuracy by number of negatives', CACR),
+      Item('Figure 9', 'accuracy by number of positives', CACR),
+      Item('Figure 10', 'accuracy during training', CACR),
     ),
   ),
   'balanced': Paper(
@@ -217,13 +229,15 @@ def statuses(name: str, experiments: pathlib.Path = FOLDER) -> dict[str, str]:
 def summary(found: Sequence[str]) -> str:
   """The statuses of several rows in a line.
 
-  >>> summary(['run', 'ready', 'ready']), summary(['run', 'run']), summary(['needs SVHN'])
-  ('1 of 3 run, 2 ready', 'run', 'needs SVHN')
+  >>> summary(['run', 'ready', 'ready']), summary(['run', 'run']), summary(['needs SVHN', 'needs SVHN and STL-10'])
+  ('1 of 3 run, 2 ready', 'run', 'needs SVHN and STL-10')
   """
-  order = lambda status: (status != 'run', status != 'ready', status)
-  counts = {status: found.count(status) for status in sorted(set(found), key=order)}
+  missing = [status.removeprefix('needs ') for status in found if status.startswith('needs ')]
+  needed = ' and '.join(dict.fromkeys(name for names in missing for name in names.split(' and ')))
+  counts = {'run': found.count('run'), 'ready': found.count('ready'), f'need {needed}': len(missing)}
+  counts = {status: count for status, count in counts.items() if count}
   if len(counts) == 1:
-    return found[0]
+    return f'needs {needed}' if missing else found[0]
   text = lambda status: f'of {len(found)} run' if status == 'run' else status
   return ', '.join(f'{count} {text(status)}' for status, count in counts.items())
 
@@ -237,6 +251,8 @@ def describe(paper: Paper, item: Item, known: Mapping[str, Mapping[str, str]]) -
   commands += [item.command] if item.command else []
   if found:
     return summary([known[name][row.name] for name, of_sweep in found.items() for row in of_sweep]), commands
+  if item.needs:
+    return f'needs {item.needs}', commands
   if item.drawn:
     return 'run' if (FOLDER / item.drawn).exists() else 'ready', commands
   return 'no command' if not commands else 'ready', commands

@@ -132,17 +132,18 @@ class Child:
       lines = [line for line in (self.workdir / 'log.txt').read_text(errors='replace').splitlines() if line.strip()]
       raise ValueError(lines[-1] if lines else f'exit status {self.process.returncode}')
     load = lambda name: json.loads((self.workdir / f'{name}.json').read_text())
-    config, evaluation = load('config'), load('evaluation')
-    summary = load('summary') if self.row.mode == 'train' else untrained()
+    config = load('config')
+    name = metric_log.evaluation_name(config['eval']['data']['name'])  # CACR's Table 5 evaluates on another set
+    evaluation, summary = load(name), load('summary') if self.row.mode == 'train' else untrained()
     if evaluation['step'] != summary['steps']:
-      raise ValueError(f'evaluation.json is of step {evaluation["step"]}, but the last step is {summary["steps"]}')
+      raise ValueError(f'{name}.json is of step {evaluation["step"]}, but the last step is {summary["steps"]}')
     config['data']['path'] = ''
     logged = metric_log.read(self.workdir)
     speeds = [speed for row in logged for name, speed in row.items() if name.endswith('_per_second')]
     seconds = [metric_log.examples(summary) / speed for speed in speeds]
     metrics = {k: v for k, v in evaluation.items() if isinstance(v, int | float) and k not in ('step', 'epoch')}
     metrics |= {f'{layer}/{k}': v for layer, found in evaluation['measures'].items() for k, v in found.items()}
-    with np.load(self.workdir / 'evaluation.npz') as stored:
+    with np.load(self.workdir / f'{name}.npz') as stored:
       curves = {name: [round(float(x), 6) for x in stored[name]] for name in self.sweep.curves}
     history = {name: figures.over_epochs(logged, name) for name in self.row.history}
     return {

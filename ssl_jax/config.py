@@ -120,7 +120,8 @@ RULES: dict[str, Rule] = {
 
 # Keys that may change when a run is resumed, because they do not change what it computes.
 HARMLESS = (
-  *('deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache', 'model.remat', 'method.block'),
+  *('deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache'),
+  *('model.remat', 'method.block', 'method.ring'),
   *('parallel', 'checkpoint', 'log', 'eval'),
 )
 
@@ -141,6 +142,8 @@ LATER = {
   'eval.prompts': '',
   'eval.class_names': '',
   'eval.retrieval': 5000,
+  'optimizer.fixed_predictor': False,
+  'eval.linear_during': False,
 }
 RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
 
@@ -148,7 +151,7 @@ RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
 IRRELEVANT = (
   *(key for key in HARMLESS if key != 'eval'),
   *(f'eval.{key}' for key in ('every_epochs', 'measures', 'at_start', 'at_end', 'batch_size', 'data.path')),
-  *('eval.sts', 'eval.transfer'),
+  *('eval.sts', 'eval.transfer', 'eval.linear_during'),
 )
 
 
@@ -228,8 +231,11 @@ def restore(saved: Mapping[str, Any], base: ConfigDict, overrides: Sequence[str]
   tuples: Callable[[Any], Any] = lambda x: (
     {k: tuples(v) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
   )
-  config = ConfigDict(tuples(upgrade(saved)))
-  for section in (key for key in HARMLESS if isinstance(base.get(key), ConfigDict) and key in config):
+  try:
+    config = ConfigDict(tuples(upgrade(saved)))
+  except ValueError as error:  # a key with a dot
+    raise ValueError(f'config.json cannot be read ({error}): fix it, or remove it') from error
+  for section in (key for key in HARMLESS if all(isinstance(c.get(key), ConfigDict) for c in (base, config))):
     config[section] = ConfigDict({**base[section].to_dict(), **config[section].to_dict()})
   return _overridden(config, overrides)
 
@@ -418,7 +424,8 @@ def _validate_keys(config: ConfigDict, base: ConfigDict, prefix: str) -> None:
         raise ValueError(f'config key {prefix + key!r} = {show(config[key])} must be a section')
       _validate_keys(config[key], default, f'{prefix}{key}.')
     else:
-      config[key] = _same_type(prefix + key, config[key], default)
+      with config.ignore_type():  # 1 of a config.json is 1.0 here
+        config[key] = _same_type(prefix + key, config[key], default)
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], among: Sequence[str] = ()) -> str | None:

@@ -10,7 +10,8 @@ gradient of the mean over all queries, because gradients flow through the gather
 `jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
 
 To save memory, a `block` above 0 makes `neg` a `NegativeBlocks`: a loss then computes the similarities of that many
-queries at a time, with the same values and gradients.
+queries at a time, with the same values and gradients. On an NVIDIA GPU, losses that only sum over negatives keep them
+on the chip (`ssl_jax.stream`). With `ring`, keys travel from device to device instead of being gathered.
 """
 
 import dataclasses
@@ -25,12 +26,13 @@ import jax.numpy as jnp
 
 from ssl_jax.arrays import check_mapping, normalize, to_float32
 from ssl_jax.registry import require, require_choice
+from ssl_jax.stream import Source, Stream
 
 
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=('queries', 'keys', 'own', 'instances'),
-  meta_fields=('similarity', 'block'),
+  meta_fields=('similarity', 'block', 'symmetric', 'axis_name'),
 )
 @dataclasses.dataclass(frozen=True)
 class NegativeBlocks:
@@ -43,6 +45,8 @@ class NegativeBlocks:
     instances: integers `[M]`, the instance of each key; a key is a negative of every query of another instance.
     similarity: 'cosine', 'dot' or 'euclidean'.
     block: the largest number of queries at a time.
+    symmetric: whether the queries are the keys.
+    axis_name: the axis of a ring, where `keys` and `instances` are those of this device only; None without a ring.
 
   >>> blocks = in_batch(jnp.eye(3), jnp.eye(3), block=2).neg
   >>> blocks.map(lambda neg, where: jnp.sum(where, axis=1)).tolist()
@@ -55,12 +59,22 @@ class NegativeBlocks:
   instances: jax.Array
   similarity: str
   block: int
+  symmetric: bool = False
+  axis_name: str | None = None
+
+  def stream(self) -> Stream | None:
+    """The similarities for a loss that only sums over negatives; None where they are no plain products."""
+    if self.similarity == 'euclidean':
+      return None
+    keys = None if self.symmetric and self.axis_name is None else self.keys
+    return Stream(Source(self.queries, keys, self.own, self.instances, self.block, self.axis_name))
 
   def map(self, function: Callable[..., Any], *by_query: Any) -> Any:
     """function(neg [b, M], where [b, M], *by_query [b, ...]) -> [b, ...] of all blocks.  by_query [Q, ...] -> [Q, ...]
 
-    The backward pass recomputes each block instead of storing its intermediate values.
+    The backward pass recomputes each block instead of storing its intermediate values. The keys of a ring are gathered.
     """
+    keys, instances = (gather(x, self.axis_name) for x in (self.keys, self.instances))
     total = len(self.queries)
     count = -(-total // self.block)
     size = -(-total // count)  # nearly equal blocks, so that there is little padding
@@ -71,8 +85,8 @@ class NegativeBlocks:
 
     @functools.partial(jax.checkpoint, prevent_cse=False)  # the loop prevents it already
     def of_block(queries, own, by_query):
-      neg = _similarities(queries, self.keys, self.similarity)
-      return function(neg, own[:, None] != self.instances[None], *by_query)
+      neg = _similarities(queries, keys, self.similarity)
+      return function(neg, own[:, None] != instances[None], *by_query)
 
     xs = jax.tree.map(split, (self.queries, self.own, by_query))
     values = jax.lax.map(lambda x: of_block(*x), xs)
@@ -97,7 +111,9 @@ class Pairs(NamedTuple):
   where: jax.Array | None
 
 
-def in_batch(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine', block: int = 0) -> Pairs:
+def in_batch(
+  *views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine', block: int = 0, ring: bool = False
+) -> Pairs:
   """Every view of every other instance is a negative (SimCLR; with V > 2 views each has K = V - 1 positives).
 
   V views `[B, D]` of B instances give V·B queries, view by view. The embeddings are normalized first if `similarity` is
@@ -109,12 +125,15 @@ def in_batch(*views: jax.Array, axis_name: str | None = None, similarity: str = 
   >>> pos.shape, neg.shape, int(where[0].sum())
   ((6, 1), (6, 6), 4)
   """
-  views, others = _gathered_views(views, axis_name, similarity)
+  axis = _ring_axis(ring, axis_name, block)
+  views, others = _gathered_views(views, None if axis else axis_name, similarity)
   count, batch, _ = views.shape
   queries, keys = views.reshape(count * batch, -1), others.reshape(count * others.shape[1], -1)
-  own, instances = (jnp.tile(x, count) for x in _instances(batch, others.shape[1], axis_name))
+  own, instances = _instances(batch, _total(others.shape[1], axis), axis_name)
+  own, instances = (jnp.tile(x, count) for x in (own, own if axis else instances))
   pos = _positives(views, similarity).reshape(count * batch, count - 1)
-  return Pairs(pos, *_negatives(queries, keys, own, instances, similarity, block))
+  same = axis_name is None
+  return Pairs(pos, *_negatives(queries, keys, own, instances, similarity, block, symmetric=same, axis_name=axis))
 
 
 def by_view_pair(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
@@ -160,7 +179,13 @@ def across_views(*views: jax.Array, axis_name: str | None = None, similarity: st
 
 
 def with_keys(
-  query: jax.Array, key: jax.Array, *, axis_name: str | None = None, similarity: str = 'cosine', block: int = 0
+  query: jax.Array,
+  key: jax.Array,
+  *,
+  axis_name: str | None = None,
+  similarity: str = 'cosine',
+  block: int = 0,
+  ring: bool = False,
 ) -> Pairs:
   """The keys of other instances are the negatives (MoCo v3; one direction of a symmetric loss).
 
@@ -176,11 +201,12 @@ def with_keys(
   count = key.shape[1]
   chex.assert_shape(key, (query.shape[0], count, query.shape[1]))
   query, key = _prepare(query, similarity), _prepare(key, similarity)
-  keys = gather(key, axis_name)
-  own, instances = _instances(query.shape[0], keys.shape[0], axis_name)
+  axis = _ring_axis(ring, axis_name, block)
+  keys = gather(key, None if axis else axis_name)
+  own, instances = _instances(query.shape[0], _total(keys.shape[0], axis), axis_name)
   pos = _row_similarities(query[:, None], key, similarity)
-  keys, instances = keys.reshape(-1, query.shape[1]), jnp.repeat(instances, count)
-  return Pairs(pos, *_negatives(query, keys, own, instances, similarity, block))
+  keys, instances = keys.reshape(-1, query.shape[1]), jnp.repeat(own if axis else instances, count)
+  return Pairs(pos, *_negatives(query, keys, own, instances, similarity, block, axis_name=axis))
 
 
 def with_queue(
@@ -266,6 +292,24 @@ def check_similarity(similarity: str) -> None:
   require_choice('similarity', similarity, ('cosine', 'dot', 'euclidean'))
 
 
+def check_ring(ring: bool, block: int) -> None:
+  """Raises a ValueError if there is a ring without blocks.
+
+  >>> check_ring(True, block=1024)
+  """
+  require('ring', ring, lambda ring: block or not ring, 'False without a block: set block above 0')
+
+
+def _ring_axis(ring: bool, axis_name: str | None, block: int) -> str | None:
+  """The axis that keys travel along, None where there is no ring."""
+  check_ring(ring, block)
+  return axis_name if ring else None
+
+
+def _total(count: int, axis_name: str | None) -> int:
+  return count if axis_name is None else count * jax.lax.axis_size(axis_name)
+
+
 def _prepare(x: jax.Array, similarity: str) -> jax.Array:
   check_similarity(similarity)
   return normalize(x) if similarity == 'cosine' else to_float32(x)
@@ -306,12 +350,20 @@ def _not_own(batch: int, total: int, axis_name: str | None) -> jax.Array:
 
 
 def _negatives(
-  queries: jax.Array, keys: jax.Array, own: jax.Array, instances: jax.Array, similarity: str, block: int
+  queries: jax.Array,
+  keys: jax.Array,
+  own: jax.Array,
+  instances: jax.Array,
+  similarity: str,
+  block: int,
+  *,
+  symmetric: bool = False,
+  axis_name: str | None = None,
 ) -> tuple[jax.Array | NegativeBlocks, jax.Array | None]:
   """The `neg` and `where` of `Pairs`: keys [M, D] whose `instances` [M] differ from the query's `own` [Q]."""
   check_block(block)
   if block:
-    return NegativeBlocks(queries, keys, own, instances, similarity, block), None
+    return NegativeBlocks(queries, keys, own, instances, similarity, block, symmetric, axis_name), None
   return _masked(_similarities(queries, keys, similarity), own[:, None] != instances[None])
 
 

@@ -31,12 +31,15 @@ from ssl_jax.registry import (
   require_positive,
   show,
 )
+from ssl_jax.stream import Stream
 
 Temperature = float | jax.Array | Callable[[jax.Array], jax.Array]
 
 
 def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
   """s / tau, where tau is a number, an array (a scalar or one value per row of s) or tau(s).  [Q, ...] -> [Q, ...]
+
+  Of a `Stream` it is one again.
 
   >>> print(scale(jnp.array([-1.0, 0.0, 1.0]), cosine(0.1, 0.2)).round(3))
   [-5.  0.  5.]
@@ -45,6 +48,8 @@ def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
     kind = 'a schedule of the step' if isinstance(temperature, OfStep) else 'a learnable temperature'
     fix = 'pass schedule(step)' if isinstance(temperature, OfStep) else 'pass schedule.at(params, step)'
     raise ValueError(f'temperature is {kind}, not a function of the similarity: {fix}')
+  if isinstance(s, Stream):
+    return _scaled_stream(s, temperature)
   if callable(temperature):
     return s / temperature(s if isinstance(temperature, with_gradient) else jax.lax.stop_gradient(s))
   if np.ndim(temperature) == 0:
@@ -55,6 +60,15 @@ def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
       f'temperature has shape {tau.shape}, but the similarities have shape {s.shape}: give a number, or one per query'
     )
   return s / (tau.reshape(tau.shape + (1,) * (s.ndim - tau.ndim)) if tau.ndim else tau)
+
+
+def _scaled_stream(s: Stream, temperature: Temperature) -> Any:
+  if callable(temperature) or np.ndim(temperature) == 0:
+    return s.apply(lambda x: scale(x, temperature))
+  tau, count = jnp.asarray(temperature, s.source.queries.dtype), len(s.source.queries)
+  if tau.size != count:
+    raise ValueError(f'temperature has shape {tau.shape}, but there are {count} queries: give a number, or one each')
+  return s / tau
 
 
 @dataclasses.dataclass(frozen=True)

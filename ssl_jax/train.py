@@ -287,7 +287,7 @@ class Watch:
       if (at := step - count + 1 + i) in ends:
         self._row(at, per_second)
       elif not self.shown:  # the first step is shown at once; its row is that of all steps up to log.every_steps
-        self.display.show(at, self.window[0] | {'epoch': self.run.epoch(at)})
+        self.display.show(at, self.window[-1] | {'epoch': self.run.epoch(at)})
       self.shown = True
     if ends:
       self.timed_steps, self.timed_seconds = 0, 0.0

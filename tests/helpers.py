@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import pathlib
+from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from absl import flags
 
@@ -63,6 +66,34 @@ def final(workdir, chosen):
   state = checkpoints.restore(run.initial_state())
   checkpoints.close()
   return losses, state
+
+
+def config_file(folder: pathlib.Path, choices: dict[str, Any]) -> pathlib.Path:
+  """A config file for main.py: `tiny` with these choices."""
+  file = folder / 'config.py'
+  file.write_text(
+    'from configs import base\nfrom ssl_jax import config\n\n\n'
+    f'def get_config(options):\n  return config.restore({tiny(folder, **choices).to_dict()!r}, base.get_config())\n'
+  )
+  return file
+
+
+def bits(workdir: pathlib.Path, newest: int | None = None) -> dict[str, Any]:
+  """What a run computes: the rows of metrics.jsonl without speeds, and all arrays of the `newest` checkpoints."""
+  found: dict[str, Any] = {
+    'rows': [
+      {key: value for key, value in row.items() if not key.endswith('_per_second')} for row in metric_log.read(workdir)
+    ]
+  }
+  checkpoints = Checkpoints(workdir)
+  for step in files.steps(workdir)[:newest]:
+    state = checkpoints._read(step, state=ocp.args.StandardRestore())
+    found[f'checkpoint {step}'] = [
+      (x.shape, str(x.dtype), x.tobytes()) for x in map(np.asarray, jax.tree.leaves(state))
+    ]
+    found[f'checkpoint {step}'] += checkpoints._read(step, unlogged=ocp.args.JsonRestore())
+  checkpoints.close()
+  return found
 
 
 @contextlib.contextmanager

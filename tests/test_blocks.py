@@ -21,6 +21,7 @@ PARAMETERS = {
   'generalized_nt_xent': dict(alpha=5.0, lam=2.0),
   'hard_negative': dict(beta=1.0, tau_plus=0.1),
   'align_uniform': dict(weight=0.5),
+  'cacr_margin': dict(margin=2.0),
   'triplet': dict(margin=1.0),
 }
 LOSSES = {name: losses.Loss(function, PARAMETERS.get(name, {})) for name, function in losses.CONTRASTIVE.items()}

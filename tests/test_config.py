@@ -121,7 +121,7 @@ def test_a_schedule_can_be_typed_on_the_command_line():
     ('optimizer.learning_rat=1', r"'optimizer.learning_rat' = 1 does not exist: did you mean 'learning_rate'\?"),
     ('optimiser.learning_rate=1', r"'optimiser.learning_rate' does not exist: did you mean 'optimizer'\?"),
     ('seed.more=1', r"'seed.more' does not exist"),
-    ('optimizer=3', r"config key 'optimizer' = 3 is a section: set one of betas, clip, decay, exempt, learning_rate"),
+    ('optimizer=3', r"config key 'optimizer' = 3 is a section: set one of betas, clip, decay, exempt, fixed_predictor, learning_rate"),
     ('batch_size=many', r"batch_size = 'many' must be of type int, such as 128"),
     ('batch_size=12.5', r'batch_size = 12.5 must be of type int'),
     ('log.tensorboard=1', r'log.tensorboard = 1 must be of type bool'),
@@ -182,10 +182,11 @@ def test_the_difference_of_two_runs_is_named_and_harmless_keys_are_not():
 
 def test_which_keys_may_change_in_a_resumed_run():
   flat = config.flatten(base.get_config()) | {'augment_other.solarize': 0.2, 'method.queue': 128}
-  flat |= {'model.remat': True, 'method.block': 64}
+  flat |= {'model.remat': True, 'method.block': 64, 'method.ring': True}
   name = lambda key: key if key.startswith(('data.', 'model.', 'method.')) else key.partition('.')[0]
   free = [key for key in flat if config.difference(flat, flat | {key: 'changed'}) is None]
-  harmless = {'deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache', 'model.remat', 'method.block'}
+  harmless = {'deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache'}
+  harmless |= {'model.remat', 'method.block', 'method.ring'}
   harmless |= {'parallel', 'checkpoint', 'log', 'eval'}
   assert {name(key) for key in free} == harmless
   assert not {name(key) for key in flat.keys() - set(free)} & harmless
@@ -235,3 +236,24 @@ def test_epochs_that_would_not_count_are_refused():
   with pytest.raises(ValueError, match=r'^epochs = 2 has no effect, because steps = 1000 decides: set steps=0 as well'):
     config.load('configs/quickstart.py', ['epochs=2'])
   assert config.load('configs/quickstart.py', ['epochs=2', 'steps=0']).epochs == 2
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'log': 3}, "config key 'log' = 3 must be a section"),
+    ({'data': None}, "config key 'data' = None must be a section"),
+    ({'a.b': 1}, 'config.json cannot be read \\(.*a.b.*\\): fix it, or remove it'),
+    ({'steps': 'x'}, "steps = 'x' must be of type int"),
+  ],
+)
+def test_a_damaged_recorded_config_is_refused(changes, message):
+  saved = base.get_config().to_dict() | changes
+  with pytest.raises(ValueError, match=message):
+    config.validate(config.restore(saved, base.get_config()), base.get_config())
+
+
+def test_a_whole_number_of_a_recorded_config_may_be_a_real_one():
+  chosen = config.restore(base.get_config().to_dict() | {'ema': 0}, base.get_config())
+  config.validate(chosen, base.get_config())
+  assert (chosen.ema, type(chosen.ema)) == (0.0, float)

@@ -12,6 +12,7 @@ import pytest
 MODULES = (
   *('registry', 'arrays', 'temperature', 'pairs', 'losses'),
   *('losses.base', 'losses.contrastive', 'losses.redundancy', 'losses.distillation'),
+  *('losses.weighted', 'losses.cancellation'),
 )
 
 IMPORT = """

@@ -127,8 +127,10 @@ def test_every_row_is_a_valid_config(name):
 
 def data_of(name, row):
   """The data set that the names of a sweep and of a row say."""
-  names = {'cifar100': 'cifar100', 'svhn': 'svhn_cropped', 'imagenet100': 'imagenet100', 'imagenet': 'imagenet'}
+  same = ('cifar100', 'stl10', 'imagenet100', 'imagenet', 'webvision', 'imagenet22k')
+  names = {'svhn': 'svhn_cropped'} | {name: name for name in same}
   usual = {'sentences': 'sentences', 'dystress_imagenet': 'imagenet100', 'balanced_imagenet': 'imagenet'}
+  usual |= {'cacr_imagenet': 'imagenet'}
   if name == 'fine_tuning':
     return {'flowers': 'oxford_flowers102'}.get(row.name.split('_')[0], row.name.split('_')[0])
   return names.get(row.name.split('_')[0], usual.get(name, 'cifar10'))

@@ -480,3 +480,52 @@ def test_learned_positions_are_refused(tmp_path):
   path = written(tmp_path, tensors | {'pos_embed': tensors['pos_embed'] + np.float32(0.1)})
   with pytest.raises(ValueError, match="has 'pos_embed' that differs from the fixed one of this encoder: give another"):
     torch_weights.load(path, module, 12)
+
+
+def saved_in(folder, chosen):
+  """A workdir with a checkpoint of an untrained run."""
+  prepared = builder.build(chosen)
+  checkpoints = Checkpoints(files.claim(folder / 'run', chosen.to_dict()), prepared.identity, 1)
+  state = prepared.initial_state().replace(step=np.int32(1))
+  checkpoints.save(state)
+  checkpoints.close()
+  return folder / 'run', state
+
+
+def test_detectron2_loads_a_resnet50_and_computes_its_features(tmp_path):
+  """Its backbone, reimplemented: every tensor is used, and the features are ours. The export's command makes a .pth."""
+  sizes = dict(name='resnet50', width=8, stage_sizes=(2, 1, 1, 1))
+  augment = dict(name='dystress_cifar', jitter=0.0, grey=0.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+  workdir, state = saved_in(tmp_path, tiny(tmp_path, model=sizes, augment=augment))
+  folder = export.export(config.restore(files.read_config(workdir), base.get_config()), workdir)
+  readme = (folder / 'README.md').read_text()
+  command = re.search(r'```\n(python -c "\nimport torch.*?)```', readme, re.DOTALL)[1]
+  subprocess.run(['bash', '-c', command.replace('python', sys.executable, 1)], cwd=folder, check=True)
+  loaded = torch.load(folder / 'detectron2.pth', weights_only=True)
+  theirs = torch_models.Detectron2((2, 1, 1, 1), width=8)
+  missing = theirs.load_state_dict(loaded['model'], strict=False)
+  assert missing.unexpected_keys == [] and all(key.endswith('num_batches_tracked') for key in missing.missing_keys)
+  x_torch, x = torch_models.images((2, 65, 47, 3))
+  found = theirs.double().eval()(x_torch).mean(dim=(2, 3)).detach().numpy()
+  module = models.create(**sizes)
+  params, stats = state.evaluated
+  variables = {'params': params['network']['encoder'], 'batch_stats': stats['encoder']}
+  torch_models.assert_close(exact_features(module, variables, x), found, 1e-6)
+  # The two commands of Table 7, with our normalization in detectron2's units.
+  assert "MODEL.PIXEL_MEAN '[123.675, 116.28, 103.53]' MODEL.PIXEL_STD '[58.395, 57.12, 57.375]'" in readme
+  assert readme.count('python train_net.py --config-file') == 2 and 'SOLVER.MAX_ITER 90000' in readme
+  assert not list(folder.glob('*.pkl'))
+
+
+def test_the_names_are_those_of_r50_c4_and_other_encoders_have_none():
+  shapes = jax.eval_shape(
+    lambda: models.create('resnet50').init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False)
+  )
+  found = torch_weights.to_detectron2(
+    torch_weights.to_torch(jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), shapes))
+  )
+  wanted = {k: tuple(v.shape) for k, v in torch_models.Detectron2((3, 4, 6, 3)).state_dict().items()}
+  assert {k: v.shape for k, v in found.items()} == {k: v for k, v in wanted.items() if 'num_batches' not in k}
+  assert export.is_r50_c4(models.create('resnet50'))
+  for name in ('resnet18', 'resnet50_cifar', 'vit_s16', 'alexnet_small'):
+    assert not export.is_r50_c4(models.create(name))

@@ -13,7 +13,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # From the bottom to the top. A part may import those of lower layers, and itself.
 LAYERS = (
-  ('registry', 'arrays'),
+  ('registry', 'arrays', 'kernels'),
+  ('stream',),
   ('temperature',),
   ('pairs', 'models', 'config'),
   ('losses', 'data'),

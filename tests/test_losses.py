@@ -89,6 +89,13 @@ CASES = {
     lambda pos, neg, tau: reference.cacr(pos, neg, 1.0, 2.0, 'rbf', t_rbf=1 / tau),
     False,
   ),
+  'cacr_margin': (
+    lambda pos, neg, tau, where=None: losses.cacr_margin(
+      pos, neg, margin=0.3 + tau, t_pos=1.5, t_neg=2.0, cost='inner', where=where
+    ),
+    lambda pos, neg, tau: reference.cacr_margin(pos, neg, 0.3 + tau, 1.5, 2.0, 'inner'),
+    False,
+  ),
   'triplet': (
     lambda pos, neg, tau, where=None: losses.triplet(pos, neg, margin=tau, where=where),
     reference.triplet,

@@ -20,6 +20,7 @@ PARAMETERS = {
   'balanced': dict(alpha=2.0, lam=4.0),
   'generalized_nt_xent': dict(alpha=2.0, lam=4.0),
   'hard_negative': dict(beta=1.0),
+  'cacr_margin': dict(margin=1.0),
   'triplet': dict(margin=0.5),
 }
 TEMPERATURES = (
@@ -33,7 +34,19 @@ TEMPERATURES = (
   dict(name='cosine_schedule', tau_min=0.1, tau_max=1.0, period=2),
   dict(name='learnable'),
 )
-WITHOUT = ('simple', 'hard_simple', 'balanced', 'generalized_nt_xent', 'macl', 'align_uniform', 'cacr', 'triplet')
+WITHOUT = (
+  *(
+    'simple',
+    'hard_simple',
+    'balanced',
+    'generalized_nt_xent',
+    'macl',
+    'align_uniform',
+    'cacr',
+    'cacr_margin',
+    'triplet',
+  ),
+)
 POS = np.array([[0.9, 0.4], [-0.1, 0.6]], np.float32)
 NEG = np.array([[0.3, -0.2, 0.1], [0.5, 0.0, -0.7]], np.float32)
 WHERE = np.array([[True, True, False], [True, True, True]])
@@ -105,6 +118,11 @@ class ConfigTest(chex.TestCase):
     ),
     (dict(name='cacr', t_neg=0), 'loss.t_neg = 0 must be'),
     (dict(name='cacr', stop_positive_weights='no'), "loss.stop_positive_weights = 'no' must be True or False"),
+    (dict(name='cacr_margin', margin=-1.0), 'loss.margin = -1.0 must be at least 0 and finite'),
+    (
+      dict(name='cacr_margin', margin=1.0, cost='rbf'),
+      "loss.cost = 'rbf' is not a valid choice: give one of euclidean, inner",
+    ),
     (dict(name='triplet', margin=math.inf), 'loss.margin = inf must be at least 0 and finite'),
     (dict(name='macl', threshold=math.nan), 'loss.threshold = nan must be a finite number'),
     (dict(name='triplet', margin=-0.1), 'loss.margin = -0.1 must be at least 0 and finite'),

@@ -159,6 +159,37 @@ class OracleTest(chex.TestCase):
 
     self.assert_same(actual, embeddings(2), estimator)
 
+  @parameterized.parameters('far', 'uniform')
+  def test_cacr_with_a_margin(self, weights):
+    """CACR B.5: [E_π⁺ c(x, x⁺) - E_π⁻ c(x, x⁻) + m]₊; with uniform π it is the generic triplet loss."""
+    t_pos, t_neg, margin = 1.5, 2.0, dict(far=0.2, uniform=1.95)[weights]
+
+    def formula(*z):
+      z, total = [unit(x) for x in z], 0.0
+      for v, x in enumerate(z):
+        others = torch.stack([y for w, y in enumerate(z) if w != v], dim=1)
+        near = (x[:, None] - others).pow(2).sum(-1)
+        keys = torch.cat(list(z))
+        own = torch.arange(B).repeat(len(z))[None] == torch.arange(B)[:, None]
+        apart = (x[:, None] - keys).pow(2).sum(-1)[~own].view(B, -1)
+        if weights == 'uniform':
+          cost = near.mean(1) - apart.mean(1)
+        else:
+          cost = (near * torch.softmax(t_pos * near, 1)).sum(1) - (apart * torch.softmax(-t_neg * apart, 1)).sum(1)
+        total = total + torch.relu(cost + margin).mean() / len(z)
+      return total
+
+    def actual(*z):
+      pos, neg, where = pairs.in_batch(*z)
+      chosen = dict(positive_weights=weights, negative_weights='uniform' if weights == 'uniform' else 'near')
+      return losses.cacr_margin(pos, neg, margin=margin, t_pos=t_pos, t_neg=t_neg, where=where, **chosen).mean()
+
+    views = [x + 2 * y for x, y in zip(embeddings(3), embeddings(1, seed=3) * 3, strict=True)]  # alike
+    self.assert_same(actual, views, formula)
+    chosen = {} if weights == 'far' else dict(positive_weights='uniform', negative_weights='uniform')
+    values = losses.cacr_margin(*pairs.in_batch(*views)[:2], margin=margin, t_pos=t_pos, **chosen)
+    self.assertTrue(0 < np.mean(values == 0) < 1, 'both sides of the hinge')
+
   def test_dclw_formula(self):
     sigma, tau = 0.5, 0.1
 

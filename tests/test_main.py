@@ -48,6 +48,7 @@ QUICK = (
     (['--mode=prepare'], '--config is missing: give a file'),
     (['--mode=prepare', '--config=configs/cifar10.py', 'cifar.tar.gz'], "'cifar.tar.gz' is not a file: give a copy of"),
     (['--mode=prepare', '--config=configs/cifar10.py', '--md5'], "'--md5' is not a flag"),
+    (['--mode=evaluate', '--workdir=no\0where'], "'no\\x00where' has a NUL character"),
     (['--mode=evaluate', '--workdir=nowhere'], "--workdir='nowhere' does not hold a run"),
     (
       ['--mode=report', '--workdir=w', '--config.seed=1'],
@@ -63,6 +64,23 @@ def test_a_mistake_is_one_line(arguments, message, monkeypatch, tmp_path):
   assert message in said
   assert '\n' not in said
   assert not (tmp_path / 'w').exists()
+
+
+@pytest.mark.parametrize(
+  ('mode', 'then'),
+  [
+    ('train', 'resumes from the last checkpoint, if there is one'),
+    ('evaluate', 'starts again'),
+    ('prepare', 'starts again'),
+  ],
+)
+def test_an_interruption_says_what_the_same_command_does(mode, then, monkeypatch):
+  def interrupted(command):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(main, 'run', interrupted)
+  said = call(f'--mode={mode}', '--config=configs/quickstart.py', '--workdir=w')
+  assert said == f'ssl_jax: interrupted; the same command {then}'
 
 
 def test_a_wrong_flag_is_refused_without_importing_jax():

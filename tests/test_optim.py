@@ -190,3 +190,27 @@ def test_unknown_names_are_refused(key, value, fix):
     optimizers.create(optimizer, lambda _: 0.1)
   with pytest.raises(ValueError, match=message):
     optimizers.learning_rate(optimizer, batch_size=8, steps_per_epoch=5, total_steps=45)
+
+
+@pytest.mark.parametrize('name', ['sgd', 'lars', 'adamw'])
+def test_the_learning_rate_of_a_predictor_may_stay(name):
+  """SimSiam: the predictor is trained as at a constant learning rate, everything else by the schedule."""
+  settings = dict(name=name, learning_rate=0.1, weight_decay=1e-3)
+  clock = dict(batch_size=256, steps_per_epoch=2, total_steps=6)
+  params = {'network': {'encoder': weights(), 'predictor': weights()}}
+
+  def trained(schedule, **changes):
+    chosen = section(**settings, schedule=schedule, **changes)
+    rate, peak = optimizers.learning_rate(chosen, **clock), optimizers.peak_learning_rate(chosen, 256)
+    optimizer, found = optimizers.create(chosen, rate, peak), jax.tree.map(jnp.asarray, params)
+    state = optimizer.init(found)
+    for _ in range(6):
+      grads = jax.grad(lambda p: sum(quadratic(part) for part in p['network'].values()))(found)
+      updates, state = optimizer.update(grads, state, found)
+      found = optax.apply_updates(found, updates)
+    return found['network']
+
+  both, cosine, constant = trained('cosine', fixed_predictor=True), trained('cosine'), trained('constant')
+  chex.assert_trees_all_close(both['encoder'], cosine['encoder'], rtol=1e-5)
+  chex.assert_trees_all_close(both['predictor'], constant['predictor'], rtol=1e-5)
+  assert np.abs(cosine['predictor']['kernel'] - constant['predictor']['kernel']).max() > 1e-4

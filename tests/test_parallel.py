@@ -19,6 +19,7 @@ import pytest
 from ssl_jax import train
 from ssl_jax.run import devices
 from ssl_jax.run.devices import AXIS, Devices
+from ssl_jax.run.update import make_update
 from ssl_jax.workdir import metric_log
 from tests.helpers import tiny
 
@@ -82,6 +83,15 @@ def test_the_mean_of_local_gradients_is_the_global_gradient():
       np.testing.assert_allclose(
         devices.unreplicate(grad(devices.replicate(weight), devices.shard(rows))), whole, rtol=1e-5
       )
+
+
+def test_an_update_under_a_mapping_that_checks_is_refused():
+  """With check_vma=True the gradient would be too large by the number of devices, whatever the method."""
+  update = make_update(None, None, None, [], seed=0, axis_name=AXIS)
+  mesh, spec = Devices.choose('shard_map', 2).mesh, jax.sharding.PartitionSpec(AXIS)
+  mapped = jax.shard_map(lambda index: update(None, None, index), mesh=mesh, in_specs=spec, out_specs=spec)
+  with pytest.raises(ValueError, match=r'check_vma=True.*: give check_vma=False'):
+    jax.jit(mapped)(np.arange(4))
 
 
 WORKER = """

@@ -77,6 +77,7 @@ SWEEP = Sweep(
     row('cacr_moco', 'CACR on MoCo v2, K = 4', minutes=5),
     Row('hard_negative_0.1', 'hard negatives (HCL), τ⁺ = 0.1', 'configs/cifar10.py:hard_negative', further=True),
     Row('isogclr', 'iSogCLR', 'configs/cifar10.py:isogclr', minutes=2.5, further=True),
+    Row('fnc', 'FNC, four views', 'configs/cifar10.py:fnc', minutes=5, further=True),
     Row('cmc_by_pairs', 'CMC, K = 4, AlexNet', 'configs/cifar10.py:cmc', CACR, minutes=3, further=True),
   ),
 )

@@ -155,7 +155,7 @@ class _Cache:
     total, done, begun = len(self.source), 0, time.monotonic()
     said = saved = begun
     _say(f'decoding {total:,} images at {self.size} pixels into {self.file} ({THREADS} threads)')
-    known = sum(len(range(total)[start : start + self.step]) for start in self.starts if start not in {*missing})
+    known = total - sum(len(range(total)[start : start + self.step]) for start in missing)
 
     def fill(start: int) -> tuple[int, int, list[int]]:
       positions = range(total)[start : start + self.step]

@@ -1,6 +1,7 @@
 """Images in a folder: class folders, or images without classes; with captions.tsv, an image may have captions."""
 
 import collections
+import csv
 import functools
 import io
 import itertools
@@ -63,6 +64,18 @@ class Folder(Source):
       return os.path.realpath(path) if name in links[folder] else os.path.join(real[folder], name)
 
     return [resolve(path) for path in self.items]
+
+  def several(self) -> list[list[str]] | None:
+    """From labels.csv beside the images: the name of a file and its labels on each line, separated by commas."""
+    file = pathlib.Path(self.root) / 'labels.csv'
+    if self.labels is not None or not file.is_file():
+      return None
+    with file.open(newline='', encoding='utf-8') as lines:
+      found = {row[0]: [name.strip() for name in row[1:] if name.strip()] for row in csv.reader(lines) if row}
+    names = [self.name(position) for position in range(len(self))]
+    if missing := [name for name in names if name not in found]:
+      raise ValueError(f'{file} has no line for {missing[0]} (images without one: {len(missing)}): add it')
+    return [found[name] for name in names]
 
 
 def load(data: Mapping[str, Any], split: str) -> Folder:

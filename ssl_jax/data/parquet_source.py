@@ -105,33 +105,31 @@ class Parquet(Source):
 
   def _value(self, position: int, column: str) -> Any:
     file, group, row = self.items[position].tolist()
-    needed = tuple(name for name in (self.columns.image, self.columns.text if self.paired else '') if name)
-    if column not in needed:
-      needed = (column,)
-    return _row_group(self.files[file], group, needed, self.kept)[column][row].as_py()
+    kept = 2 * self.kept if self.paired else self.kept  # images and texts
+    return _row_group(self.files[file], group, column, kept)[row].as_py()
 
 
-_GROUPS: dict[tuple[Shard, int, tuple[str, ...]], Any] = {}  # tables, the oldest first
+_GROUPS: dict[tuple[Shard, int, str], Any] = {}  # columns, the oldest first
 _READING = threading.Lock()
 
 
-def _row_group(file: Shard, group: int, columns: tuple[str, ...], kept: int) -> Any:
-  """Some columns of a row group, as a table. The `kept` latest are kept."""
+def _row_group(file: Shard, group: int, column: str, kept: int) -> Any:
+  """A column of a row group. The `kept` latest are kept. Each alone: texts are also read without the images."""
   import pyarrow as pa
 
-  key = (file, group, columns)
-  if (table := _GROUPS.get(key)) is not None:
-    return table
-  with _READING:  # one reader per file, and no group is read twice
-    if (table := _GROUPS.get(key)) is None:
+  key = (file, group, column)
+  if (values := _GROUPS.get(key)) is not None:
+    return values
+  with _READING:  # one reader per file, and nothing is read twice
+    if (values := _GROUPS.get(key)) is None:
       try:
-        table = _opened(file).read_row_group(group, columns=list(columns))
+        values = _opened(file).read_row_group(group, columns=[column]).column(column)
       except pa.ArrowException as error:
         raise OSError(f'row group {group} cannot be read: {one_line(error)}') from error
-      _GROUPS[key] = table
+      _GROUPS[key] = values
       while len(_GROUPS) > kept:
         del _GROUPS[next(iter(_GROUPS))]
-  return table
+  return values
 
 
 @functools.lru_cache(maxsize=OPEN)

@@ -203,10 +203,11 @@ def _unlink_shared_memory() -> None:
   at its end about each name that is left.
   """
   for array in gc.get_objects():
-    if isinstance(array, np.ndarray) and getattr(array, '_unlink_on_del', False):
-      array._unlink_on_del = False  # type: ignore[attr-defined]
+    # Not isinstance, which asks the object itself: some of torch's then warn that they are deprecated.
+    if issubclass(type(array), np.ndarray) and getattr(array, '_unlink_on_del', False):
+      array._unlink_on_del = False
       with contextlib.suppress(FileNotFoundError):  # a view of an array that was found before
-        array.shm.unlink()  # type: ignore[attr-defined]
+        array.shm.unlink()
 
 
 def prefetch(iterator: Iterable[Batch], put: Callable[[Batch], T], depth: int = 2) -> Iterator[T]:

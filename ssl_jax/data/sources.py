@@ -13,6 +13,7 @@ ignored, as in ImageNet pipelines.
 import copy
 import functools
 import hashlib
+import importlib
 import os
 import struct
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -24,7 +25,6 @@ from PIL import Image, UnidentifiedImageError
 
 from ssl_jax.config import require_memory
 from ssl_jax.data import classes, embedded, embedded_captions
-from ssl_jax.data.npz import BROKEN_ARCHIVE, npz_names, read_npz
 from ssl_jax.registry import require_choice
 
 T = TypeVar('T')
@@ -47,10 +47,10 @@ class Source:
     self.skipped: set[int] = set()  # positions of broken images found so far (broken='skip')
     self.origin: Source | None = None  # the files or records that were decoded into this source
     self.paired = False  # whether an example is an image with its text: then one without a readable text is broken
-    self.vocabulary: Any = None  # of the captions of training examples that are paired
-    self.tokens: Any = None  # their captions, where they are in memory
     self.window = 0  # images that are shuffled together, if reading a few blocks at a time is faster (0: all)
     self.label = ''  # names the set, the split and what was chosen from it, in a file name
+    self.vocabulary: Any = None  # of the captions of training examples that are paired
+    self.tokens: Any = None  # their captions, where they are in memory
 
   def __len__(self) -> int:
     return len(self.items)
@@ -96,6 +96,10 @@ class Source:
   def read_captions(self, position: int) -> tuple[str, ...]:
     """The captions of one image, or () if there are none. Raises one of UNREADABLE."""
     raise NotImplementedError
+
+  def several(self) -> list[list[str]] | None:
+    """The names of the labels of each image, in a set of several labels per image; otherwise None."""
+    return None
 
   def class_name(self, label: int) -> str:
     """The name of a class, or its number if the classes have no names."""
@@ -234,8 +238,8 @@ class Arrays(Source):
   def has_text(self) -> bool:
     return self.captions is not None
 
-  def captions_of(self, positions: np.ndarray) -> list[tuple[str, ...]] | None:
-    return None if self.captions is None else [self.captions[k] for k in positions]
+  def read_captions(self, position: int) -> tuple[str, ...]:
+    return self.captions[position] if self.captions else ()
 
   def subset(self, positions: np.ndarray) -> 'Arrays':
     part = super().subset(positions)
@@ -354,28 +358,9 @@ def _restrict(source: Source, name: str) -> Source:
   return part
 
 
-def _tfds(data: Mapping[str, Any], split: str) -> Source:
-  from ssl_jax.data import tfds_source  # which imports this module
-
-  return tfds_source.load(data, split)
-
-
-def _folder(data: Mapping[str, Any], split: str) -> Source:
-  from ssl_jax.data import folder_source  # which imports this module
-
-  return folder_source.load(data, split)
-
-
-def _tar(data: Mapping[str, Any], split: str) -> Source:
-  from ssl_jax.data import tar_source  # which imports this module
-
-  return tar_source.load(data, split)
-
-
-def _parquet(data: Mapping[str, Any], split: str) -> Source:
-  from ssl_jax.data import parquet_source  # which imports this module
-
-  return parquet_source.load(data, split)
+def _of(module: str) -> Callable[[Mapping[str, Any], str], Source]:
+  """The function `load` of a module of ssl_jax.data, which imports this one and so is imported later."""
+  return lambda data, split: importlib.import_module(f'ssl_jax.data.{module}').load(data, split)
 
 
 def _embedded(data: Mapping[str, Any], split: str) -> Arrays:
@@ -386,51 +371,11 @@ def _embedded(data: Mapping[str, Any], split: str) -> Arrays:
   return source
 
 
-def _arrays(data: Mapping[str, Any], split: str) -> Arrays:
-  path, prefix = os.path.expanduser(data['path']), data[f'{split}_split']
-  try:
-    found = read_npz(path, (f'{prefix}_images', f'{prefix}_labels', 'class_names'))
-    if f'{prefix}_images' not in found:
-      raise ValueError(f'it contains {", ".join(sorted(npz_names(path))) or "nothing"}, not {prefix}_images')
-    images, labels = found[f'{prefix}_images'], found.get(f'{prefix}_labels')
-    class_names = found['class_names'].tolist() if 'class_names' in found else ()
-  except BROKEN_ARCHIVE as error:
-    raise ValueError(
-      f'data.path = {data["path"]!r} must be an .npz file with train_images, train_labels, test_images, test_labels '
-      f'(labels are optional, pickled objects are rejected): {one_line(error)}'
-    ) from error
-  if class_names and not (isinstance(class_names, list) and all(isinstance(name, str) for name in class_names)):
-    raise ValueError(f'class_names of {path} must be a list of texts, one for each class')
-  name = f'{prefix}_images of {path}'
-  if images.dtype != np.uint8:
-    raise ValueError(f'{name} has dtype {images.dtype}: store uint8 from 0 to 255')
-  if images.ndim == 3:
-    images = images[..., None]
-  if images.ndim != 4 or images.shape[-1] not in (1, 3) or not images.size:
-    raise ValueError(f'{name} has shape {images.shape}: store [N, H, W, 3], or [N, H, W] for greyscale')
-  if images.shape[-1] == 1:
-    images = np.repeat(images, 3, axis=-1)
-  if labels is not None:
-    if labels.dtype.kind not in 'iu' or labels.shape != images.shape[:1]:
-      raise ValueError(
-        f'{prefix}_labels of {path} is {labels.dtype} {labels.shape}: store one whole number per image '
-        f'({len(images)}), or leave it out'
-      )
-    if max(abs(int(labels.min())), abs(int(labels.max()))) >= 2**31:
-      raise ValueError(f'{prefix}_labels of {path} span {labels.min()} to {labels.max()}: number the classes from 0')
-    labels = labels.astype(np.int32)
-    if class_names and labels.max() >= len(class_names):
-      raise ValueError(
-        f'class_names of {path} has {len(class_names)} names, but {prefix}_labels reach {labels.max()}: name each class'
-      )
-  return Arrays(images, labels, class_names, data['broken'])
-
-
 LOADERS = {
-  'tfds': _tfds,
-  'arrays': _arrays,
-  'folder': _folder,
-  'tar': _tar,
-  'parquet': _parquet,
+  'tfds': _of('tfds_source'),
+  'arrays': _of('arrays_source'),
+  'folder': _of('folder_source'),
+  'tar': _of('tar_source'),
+  'parquet': _of('parquet_source'),
   'embedded': _embedded,
 }

@@ -189,19 +189,25 @@ def _describe(descriptor: int, sample: Mapping[str, Member]) -> tuple[Member | N
 
 
 def _label(content: bytes | None) -> str:
+  """The label in a .cls."""
   try:
-    return (content or b'').decode().strip()
+    return _known((content or b'').decode().strip())
   except UnicodeDecodeError:
     return ''
 
 
 def _named(known: Mapping[str, Any]) -> str:
-  """The label in a .json: a number or the name of a class."""
+  """The label in a .json."""
   for key in ('label', 'class_name'):
     value = known.get(key)
     if isinstance(value, int | str) and not isinstance(value, bool) and str(value).strip():
-      return '' if isinstance(value, int) and value < 0 else str(value).strip()
+      return _known(str(value).strip())
   return ''
+
+
+def _known(label: str) -> str:
+  """A number or the name of a class; negative numbers are those of unlabeled images."""
+  return '' if label.startswith('-') and label[1:].isdecimal() else label
 
 
 def parse(text: bytes) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ class Tfds(sources.Source):
   """Items are record numbers of a prepared tfds set. Labels are part of the records and are read on first use."""
 
   _labels: np.ndarray | None
+  label_names: Sequence[str] = ()  # of a set of several labels per image
 
   def __init__(
     self, records: Any, split: str, has_labels: bool, class_names: Sequence[str], broken: str, files: Sequence[Any] = ()
@@ -58,6 +59,16 @@ class Tfds(sources.Source):
   def fingerprint(self) -> str:
     stored = (f'{file}\0{sources.stamp(file)}\0{skip}\0{take}' for file, skip, take in self._files)
     return sources.digest_of([*stored, self.items.astype(np.int64).tobytes().hex()])
+
+  def several(self) -> list[list[str]] | None:
+    """From the feature `labels`, a sequence of classes, such as that of VOC."""
+    if not self.label_names:
+      return None
+    found = []
+    for start in range(0, len(self), sources.BULK):
+      for example in self._examples(range(start, min(start + sources.BULK, len(self)))):
+        found.append([self.label_names[k] for k in sorted(set(example['labels'].int64_list.value))])
+    return found
 
   def identities(self) -> list[Hashable]:
     """(file, number within it): parts of a split, such as train[:50%], start at a record of their own."""
@@ -113,7 +124,10 @@ def load(data: Mapping[str, Any], split: str) -> Tfds:
   has_labels = isinstance(label, tfds.features.ClassLabel)
   where = f'{builder.data_path} ({name})'
   stored = builder.info.splits[name].file_instructions
-  return Tfds(records, where, has_labels, label.names if has_labels else (), data['broken'], stored)
+  source = Tfds(records, where, has_labels, label.names if has_labels else (), data['broken'], stored)
+  several = getattr(features.get('labels'), 'feature', None)
+  source.label_names = several.names if isinstance(several, tfds.features.ClassLabel) else ()
+  return source
 
 
 def _prepared(data: Mapping[str, Any], root: pathlib.Path) -> pathlib.Path:

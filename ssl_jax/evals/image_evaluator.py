@@ -13,7 +13,7 @@ from ssl_jax.config import flatten, relevant
 from ssl_jax.data import resolve, sources
 from ssl_jax.data.resolve import stored_size
 from ssl_jax.data.views import image_views
-from ssl_jax.evals import check, features, finetune, from_features, knn, metrics, scoring
+from ssl_jax.evals import check, features, finetune, from_features, knn, linear, metrics, scoring
 from ssl_jax.losses import Loss
 from ssl_jax.run import online_probe
 from ssl_jax.run.builder import Run
@@ -70,7 +70,8 @@ class ImageEvaluator:
   def scores(self, state: State) -> dict[str, float]:
     """{'knn200': percent, ...} of a state on the devices.
 
-    With 'online_probe' if the run has one, and {'backbone/uniformity': ..., ...} if `eval.measures`.
+    With 'linear' if `eval.linear_during`, 'online_probe' if the run has one, and {'backbone/uniformity': ..., ...} if
+    `eval.measures`.
     """
     choice, unreplicate = self.run.config.eval, self.run.devices.unreplicate
     needed = {choice.features} | ({'backbone'} if self.run.online_probe else set())  # a projector may be wide
@@ -79,6 +80,9 @@ class ImageEvaluator:
     space = spaces[choice.features]
     self.latest = space.train, space.test, labels.test  # for `neighbours`
     found = self._accuracy(space.train, labels.train, space.test, labels.test)
+    if choice.linear_during and choice.linear:
+      data = (space.train, labels.train, space.test, labels.test)
+      found['linear'] = linear.evaluate(choice.linear, *data, seeds=choice.seeds[:1]).report['top1']
     if self.run.online_probe and not choice.data.name:  # it predicts the classes that it was trained on
       weights = unreplicate(state.extra['probe']['weights'])
       probed = np.asarray(online_probe.scores(weights, spaces['backbone'].test))

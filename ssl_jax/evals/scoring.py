@@ -1,10 +1,11 @@
 """From scores and predictions to accuracies: per class, by thirds of a long tail, and over seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import jax
 import numpy as np
+import scipy.stats
 from jax.typing import ArrayLike
 
 from ssl_jax.evals import check
@@ -71,3 +72,50 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
   if values.ndim != 1 or not len(values):
     raise ValueError(f'values: shape {values.shape}, expected one number for each seed')
   return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None
+
+
+# The metrics of transfer sets: scores [n, c] and targets, which are classes [n] or, in a set of several labels per
+# image, bools [n, c]; results in percent.
+
+
+def accuracy(scores: np.ndarray, targets: np.ndarray) -> float:
+  """The share of examples whose own class has the highest score.  [n, c], [n]"""
+  return percent(classes_before(scores, targets) < 1)
+
+
+def mean_per_class(scores: np.ndarray, targets: np.ndarray) -> float:
+  """The mean over the classes that occur of their accuracies.  [n, c], [n]"""
+  correct = classes_before(scores, targets) < 1
+  return float(np.mean([percent(correct[targets == c]) for c in np.unique(targets)]))
+
+
+def mean_average_precision(scores: np.ndarray, targets: np.ndarray) -> float:
+  """mAP of VOC 2007: mean over classes of the mean over recalls 0, 0.1, ..., 1 of the best precision at that recall.
+
+  Shapes: [n, c], bool [n, c]. Classes without examples are left out; of equal scores the first examples count first.
+  """
+  found = []
+  for of_class, is_class in zip(scores.T, np.asarray(targets, bool).T, strict=True):
+    if not is_class.any():
+      continue
+    hits = is_class[np.argsort(-of_class, kind='stable')]
+    precision, recall = np.cumsum(hits) / np.arange(1, len(hits) + 1), np.cumsum(hits) / hits.sum()
+    at_least = [precision[recall >= level - 1e-12] for level in np.linspace(0, 1, 11)]
+    found.append(np.mean([reached.max() for reached in at_least]))
+  return 100 * float(np.mean(found))
+
+
+def roc_auc(scores: np.ndarray, targets: np.ndarray) -> float:
+  """The share of pairs of both classes in which the second class scores higher; ties count a half.  [n, 2], [n]"""
+  ranks = scipy.stats.rankdata(np.float64(scores[:, 1]) - np.float64(scores[:, 0]))
+  second = np.asarray(targets) == 1
+  pairs = int(second.sum()) * int((~second).sum())
+  return 100 * float(ranks[second].sum() - second.sum() * (second.sum() + 1) / 2) / pairs
+
+
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+  'accuracy': accuracy,
+  'mean_per_class': mean_per_class,
+  'map': mean_average_precision,
+  'roc_auc': roc_auc,
+}

@@ -5,10 +5,10 @@ False
 """
 
 from ssl_jax.losses.base import CONTRASTIVE, Loss, Properties, contrastive_loss, from_config, over_negatives
+from ssl_jax.losses.cancellation import false_negatives, fnc
 from ssl_jax.losses.contrastive import (
   align_uniform,
   balanced,
-  cacr,
   decoupled,
   decoupled_weighted,
   generalized_nt_xent,
@@ -23,10 +23,10 @@ from ssl_jax.losses.contrastive import (
   penalty_entropy,
   sigmoid,
   simple,
-  triplet,
 )
 from ssl_jax.losses.distillation import byol, dino, dino_centre, simsiam, sinkhorn, swav
 from ssl_jax.losses.redundancy import arb, barlow_twins, vicreg, w_mse, zero_cl
+from ssl_jax.losses.weighted import cacr, cacr_margin, triplet
 
 __all__ = [
   'CONTRASTIVE',
@@ -38,11 +38,14 @@ __all__ = [
   'barlow_twins',
   'byol',
   'cacr',
+  'cacr_margin',
   'contrastive_loss',
   'decoupled',
   'decoupled_weighted',
   'dino',
   'dino_centre',
+  'false_negatives',
+  'fnc',
   'from_config',
   'generalized_nt_xent',
   'hard',

@@ -3,6 +3,7 @@
 A loss is a function under `@contrastive_loss`, which also enters it in the table `CONTRASTIVE` that configs name.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -17,6 +18,7 @@ import numpy as np
 from ssl_jax import pairs
 from ssl_jax.arrays import to_float32
 from ssl_jax.registry import arguments, find, prefix
+from ssl_jax.stream import NotStreamableError, Stream
 from ssl_jax.temperature import Temperature
 
 _GIVEN = ('pos', 'neg', 'temperature', 'where', 'view_pairs', 'axis_name')  # arguments that a config does not set
@@ -32,6 +34,8 @@ class Properties:
     separable: whether it is a term of the positives plus a term of the negatives.
     inverse_temperature: the parameter that is 1 / tau; '' if there is none.
     learned: the parameters that training learns, from the values that they are given.
+    streamed: whether it reads negatives only by arithmetic and `logsumexp`, `softmax_mean`, `total` and `count` of
+      `losses.reductions`, so that it takes a `Stream`.
 
   >>> Properties(no_temperature='its alpha is 1 / tau', separable=True).cosine_only
   ''
@@ -42,6 +46,7 @@ class Properties:
   separable: bool = False
   inverse_temperature: str = ''
   learned: tuple[str, ...] = ()
+  streamed: bool = False
 
 
 class ContrastiveLoss(Protocol):
@@ -70,12 +75,14 @@ def contrastive_loss(
   separable: bool = False,
   inverse_temperature: str = '',
   learned: tuple[str, ...] = (),
+  streamed: bool = False,
 ) -> Callable[[Callable[..., jax.Array]], ContrastiveLoss]:
   """A decorator for a loss of similarities, which declares its `Properties`.
 
-  The body sees float32 `pos` `[Q, K]`, `neg` and a full `where` `[Q, M]`. Of `pairs.NegativeBlocks` it sees one block
-  of queries after the other. A loss with a mean over all queries, which takes `axis_name`, sees the `NegativeBlocks` as
-  `neg` instead, and `where` None: it reads them through `over_negatives`.
+  The body sees float32 `pos` `[Q, K]`, `neg` and a full `where` `[Q, M]`. Of `pairs.NegativeBlocks` it sees a `Stream`
+  and `where` None if it is `streamed`, and one block of queries after the other if it is not. A loss with a mean over
+  all queries, which takes `axis_name`, then sees the `NegativeBlocks` as `neg` instead, and `where` None: it reads them
+  through `over_negatives`.
 
   >>> @contrastive_loss(no_temperature='this example has none')
   ... def margin_free(pos, neg, *, where=None):
@@ -85,15 +92,15 @@ def contrastive_loss(
   """
 
   def decorate(function: Callable[..., jax.Array]) -> ContrastiveLoss:
-    loss: Any = _with_checks(function)
-    loss.properties = Properties(no_temperature, cosine_only, separable, inverse_temperature, learned)
+    loss: Any = _with_checks(function, streamed)
+    loss.properties = Properties(no_temperature, cosine_only, separable, inverse_temperature, learned, streamed)
     CONTRASTIVE[function.__name__] = loss
     return loss
 
   return decorate
 
 
-def _with_checks(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def _with_checks(function: Callable[..., jax.Array], streamed: bool) -> Callable[..., jax.Array]:
   signature = inspect.signature(function)
 
   def in_blocks(*args, **kwargs):
@@ -115,10 +122,15 @@ def _with_checks(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]
     chex.assert_rank(pos, {1, 2})
     pos = to_float32(pos)
     pos = pos[:, None] if pos.ndim == 1 else pos
+    if isinstance(neg, Stream):  # of a loss that is part of another
+      return function(pos, neg, *args, where=None, **kwargs)
     if isinstance(neg, pairs.NegativeBlocks):
       chex.assert_equal_shape_prefix([pos, neg.queries], 1)
       if where is not None:
         raise ValueError(f'where has shape {where.shape}, but blocks of negatives have their own mask: leave it out')
+      if streamed and (stream := neg.stream()) is not None:
+        with contextlib.suppress(NotStreamableError):
+          return jnp.where(stream.count() > 0, function(pos, stream, *args, where=None, **kwargs), 0)
       if 'axis_name' not in signature.parameters:
         return in_blocks(pos, neg, *args, **kwargs)
       some = neg.map(lambda _, where: where.any(axis=1))
@@ -152,7 +164,9 @@ def negatives(neg: jax.Array, where: jax.Array | None) -> jax.Array:
   return kept if where is None else kept & jnp.asarray(where, bool)
 
 
-def over_negatives(function: Callable[..., Any], neg: jax.Array | pairs.NegativeBlocks, where: jax.Array | None) -> Any:
+def over_negatives(
+  function: Callable[..., Any], neg: jax.Array | Stream | pairs.NegativeBlocks, where: jax.Array | None
+) -> Any:
   """function(neg [Q, M], where [Q, M]) -> [Q, ...], block by block where `neg` comes in blocks.
 
   >>> over_negatives(lambda neg, where: jnp.sum(where, axis=1), jnp.zeros((1, 3)), jnp.ones((1, 3), bool)).tolist()

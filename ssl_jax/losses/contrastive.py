@@ -31,13 +31,14 @@ import numpy as np
 
 from ssl_jax import pairs
 from ssl_jax import temperature as temperatures
-from ssl_jax.arrays import check_mapping, to_float32
+from ssl_jax.arrays import to_float32
 from ssl_jax.losses.base import contrastive_loss, negatives, over_negatives
-from ssl_jax.registry import require, require_choice, require_positive
+from ssl_jax.losses.reductions import count, log_mean_exp, log_mean_exp_by_pair, logsumexp, masked, total
+from ssl_jax.registry import require, require_positive
 from ssl_jax.temperature import Temperature, scale
 
 
-@contrastive_loss()
+@contrastive_loss(streamed=True)
 def info_nce(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where: jax.Array | None = None) -> jax.Array:
   """-log(e^(pos/tau) / (e^(pos/tau) + sum e^(neg/tau))) (Wang & Liu 2021, Eq. 1; DySTreSS, Eq. 1; InfoNCE, NT-Xent).
 
@@ -47,11 +48,11 @@ def info_nce(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where:
   [0.2721]
   """
   # -log(p / (p + n)) = softplus(log n - log p), which keeps its digits when the loss is small.
-  negatives = _logsumexp(scale(neg, temperature), where)
+  negatives = logsumexp(scale(neg, temperature), where)
   return jnp.mean(jax.nn.softplus(negatives[:, None] - scale(pos, temperature)), axis=1)
 
 
-@contrastive_loss()
+@contrastive_loss(streamed=True)
 def multi_positive(
   pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where: jax.Array | None = None
 ) -> jax.Array:
@@ -65,7 +66,7 @@ def multi_positive(
   return info_nce(pos, neg, temperature, where=where)
 
 
-@contrastive_loss(separable=True)
+@contrastive_loss(separable=True, streamed=True)
 def decoupled(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where: jax.Array | None = None) -> jax.Array:
   """-pos/tau + log sum e^(neg/tau) (DCL, Yeh et al. 2022; Lee 2025, Eq. 14).
 
@@ -74,7 +75,7 @@ def decoupled(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where
   >>> print(decoupled(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.5))
   [-1.1625]
   """
-  return _logsumexp(scale(neg, temperature), where) - jnp.mean(scale(pos, temperature), axis=1)
+  return logsumexp(scale(neg, temperature), where) - jnp.mean(scale(pos, temperature), axis=1)
 
 
 @contrastive_loss(separable=True, learned=('bias',))
@@ -95,7 +96,7 @@ def sigmoid(
   return jnp.mean(jax.nn.softplus(-scale(pos, temperature) - bias), axis=1) + repelled
 
 
-@contrastive_loss(separable=True)
+@contrastive_loss(separable=True, streamed=True)
 def decoupled_weighted(
   pos: jax.Array,
   neg: jax.Array,
@@ -115,11 +116,13 @@ def decoupled_weighted(
   """
   require_positive(sigma=sigma)
   logits = jax.lax.stop_gradient(pos) / sigma
-  more = 1 - jnp.exp(logits - _log_mean_exp(logits, jnp.ones(pos.shape, bool), axis_name=axis_name))  # w - 1
+  more = 1 - jnp.exp(logits - log_mean_exp(logits, jnp.ones(pos.shape, bool), axis_name=axis_name))  # w - 1
   return decoupled(pos, neg, temperature, where=where) - jnp.mean(more * scale(pos, temperature), axis=1)
 
 
-@contrastive_loss(no_temperature='it is linear in the similarities (Wang & Liu 2021, Eq. 3)', separable=True)
+@contrastive_loss(
+  no_temperature='it is linear in the similarities (Wang & Liu 2021, Eq. 3)', separable=True, streamed=True
+)
 def simple(pos: jax.Array, neg: jax.Array, *, weight: float = 1.0, where: jax.Array | None = None) -> jax.Array:
   """-pos + weight · sum neg (Wang & Liu 2021, Eq. 3).  [Q] or [Q, K], [Q, M] -> [Q]
 
@@ -127,8 +130,7 @@ def simple(pos: jax.Array, neg: jax.Array, *, weight: float = 1.0, where: jax.Ar
   [-1.]
   """
   require_positive(weight=weight)
-  assert where is not None  # `contrastive_loss` fills it in
-  return weight * jnp.sum(jnp.where(where, neg, 0), axis=1) - jnp.mean(pos, axis=1)
+  return weight * total(neg, where) - jnp.mean(pos, axis=1)
 
 
 @contrastive_loss()
@@ -162,7 +164,7 @@ def hard_simple(
   return simple(pos, hardest, weight=weight, where=where)
 
 
-@contrastive_loss(no_temperature='its alpha is 1 / tau', separable=True, inverse_temperature='alpha')
+@contrastive_loss(no_temperature='its alpha is 1 / tau', separable=True, inverse_temperature='alpha', streamed=True)
 def balanced(pos: jax.Array, neg: jax.Array, *, alpha: float, lam: float, where: jax.Array | None = None) -> jax.Array:
   """-pos + lam · log(sum e^(alpha neg)) / alpha (balanced contrastive loss, Lee 2025, Eq. 17).
 
@@ -172,10 +174,10 @@ def balanced(pos: jax.Array, neg: jax.Array, *, alpha: float, lam: float, where:
   [0.375]
   """
   require_positive(alpha=alpha, lam=lam)
-  return lam * _logsumexp(alpha * neg, where) / alpha - jnp.mean(pos, axis=1)
+  return lam * logsumexp(alpha * neg, where) / alpha - jnp.mean(pos, axis=1)
 
 
-@contrastive_loss(no_temperature='its alpha is 1 / tau', inverse_temperature='alpha')
+@contrastive_loss(no_temperature='its alpha is 1 / tau', inverse_temperature='alpha', streamed=True)
 def generalized_nt_xent(
   pos: jax.Array, neg: jax.Array, *, alpha: float, lam: float, where: jax.Array | None = None
 ) -> jax.Array:
@@ -187,11 +189,13 @@ def generalized_nt_xent(
   [0.136]
   """
   require_positive(alpha=alpha, lam=lam)
-  return jnp.mean(lam * jnp.logaddexp(alpha * pos, _logsumexp(alpha * neg, where)[:, None]) / alpha - pos, axis=1)
+  return jnp.mean(lam * jnp.logaddexp(alpha * pos, logsumexp(alpha * neg, where)[:, None]) / alpha - pos, axis=1)
 
 
 @contrastive_loss(
-  no_temperature='it sets its own from tau0, alpha and threshold', cosine_only='it scales tau by the similarity'
+  no_temperature='it sets its own from tau0, alpha and threshold',
+  cosine_only='it scales tau by the similarity',
+  streamed=True,
 )
 def macl(
   pos: jax.Array,
@@ -212,14 +216,14 @@ def macl(
   [1.2355]
   """
   tau = temperatures.macl(pos, tau0=tau0, alpha=alpha, threshold=threshold, axis_name=axis_name)
-  x = over_negatives(lambda neg, where: _logsumexp(neg / tau, where), neg, where)[:, None] - pos / tau
+  x = over_negatives(lambda neg, where: logsumexp(neg / tau, where), neg, where)[:, None] - pos / tau
   # -log P = softplus(x) and 1 - P = sigmoid(x); their quotient tends to 1 as both vanish. As softplus' = sigmoid, the
   # gradient of the weighted loss with respect to x is exactly 1.
   value = jax.nn.softplus(y := jnp.maximum(x, -50)) / jax.nn.sigmoid(y)
   return jnp.mean(jax.lax.stop_gradient(value) + (x - jax.lax.stop_gradient(x)), axis=1)
 
 
-@contrastive_loss(cosine_only='it bounds its negatives by e^(-1/tau)')
+@contrastive_loss(cosine_only='it bounds its negatives by e^(-1/tau)', streamed=True)
 def hard_negative(
   pos: jax.Array,
   neg: jax.Array,
@@ -240,20 +244,22 @@ def hard_negative(
   """
   require('beta', beta, lambda x: 0 <= x < math.inf, 'at least 0 and finite')
   require('tau_plus', tau_plus, lambda x: 0 <= x < 1, 'in [0, 1)')
-  assert where is not None  # `contrastive_loss` fills it in
   p, n = scale(pos, temperature), scale(neg, temperature)
-  log_expected = (_logsumexp((1 + beta) * n, where) - _logsumexp(beta * n, where))[:, None]
+  log_expected = (logsumexp((1 + beta) * n, where) - logsumexp(beta * n, where))[:, None]
   # log(E - tau_plus e^p) if that is positive; otherwise the floor applies.
   difference = jnp.log(jnp.asarray(tau_plus, p.dtype)) + p - log_expected
   less = difference < -1e-30  # closer to 0 the derivative is not finite
   debiased = log_expected + jnp.log(-jnp.expm1(jnp.where(less, difference, -1))) - jnp.log1p(-tau_plus)
   floor = scale(jnp.full_like(p, -1), temperature)
-  log_count = jnp.log(jnp.maximum(jnp.sum(where, axis=1), 1).astype(p.dtype))[:, None]
+  log_count = jnp.log(jnp.maximum(count(neg, where), 1).astype(p.dtype))[:, None]
   return jnp.mean(jax.nn.softplus(log_count + jnp.where(less, jnp.maximum(debiased, floor), floor) - p), axis=1)
 
 
 @contrastive_loss(
-  no_temperature='t takes its place', cosine_only='it takes 2 - 2s for the squared distance', separable=True
+  no_temperature='t takes its place',
+  cosine_only='it takes 2 - 2s for the squared distance',
+  separable=True,
+  streamed=True,
 )
 def align_uniform(
   pos: jax.Array,
@@ -276,85 +282,9 @@ def align_uniform(
   [-3.8 -3. ]
   """
   require_positive(t=t, weight=weight)
-  sums = lambda neg, where: (_logsumexp(t * (2 * neg - 2), where), jnp.sum(where, axis=1))
-  apart = _log_mean_exp_by_pair(*over_negatives(sums, neg, where), view_pairs=view_pairs, axis_name=axis_name)
+  sums = lambda neg, where: (logsumexp(t * (2 * neg - 2), where), count(neg, where))
+  apart = log_mean_exp_by_pair(*over_negatives(sums, neg, where), view_pairs=view_pairs, axis_name=axis_name)
   return jnp.mean(2 - 2 * pos, axis=1) + weight * apart
-
-
-@contrastive_loss(
-  no_temperature='t_pos and t_neg take its place',
-  cosine_only='it takes 2 - 2s for the squared distance',
-  separable=True,
-)
-def cacr(
-  pos: jax.Array,
-  neg: jax.Array,
-  *,
-  t_pos: float = 1.0,
-  t_neg: float = 2.0,
-  cost: str = 'euclidean',
-  positive_weights: str = 'far',
-  negative_weights: str = 'near',
-  t_rbf: float = 2.0,
-  stop_positive_weights: bool = False,
-  where: jax.Array | None = None,
-  view_pairs: int = 1,
-  axis_name: str | None = None,
-) -> jax.Array:
-  """sum_k w⁺_k c(pos_k) - sum_j w⁻_j c(neg_j) (contrastive attraction and repulsion, CACR, Eq. 2-5).
-
-  With d = 2 - 2 s, w⁺ = softmax(t_pos · d_pos) over the positives, and w⁻ = softmax(-t_neg · d_neg) over the negatives.
-
-  - `cost`: c = d ('euclidean'), -s ('inner'), or 'rbf' (Eq. 13-14): c = d for the positives, and for the negatives
-    the logarithm of the mean over all queries of sum_j w⁻_j e^(-t_rbf · d_j), the same value for every query. With
-    `view_pairs` above 1 the mean is over the queries of one pair of views, as in `align_uniform`.
-  - `positive_weights`, `negative_weights`: prefer 'far' samples, 'near' samples (Table 10), or weight them equally,
-    'uniform' (Table 11; both uniform: UAUR, Eq. 11).
-  - `stop_positive_weights` stops the gradient through w⁺, for positives from a momentum encoder (Alg. 3). Otherwise it
-    flows through all weights.
-
-  Shapes: [Q] or [Q, K], [Q, M] -> [Q].
-
-  >>> print(cacr(jnp.array([[0.9, 0.5]]), jnp.array([[0.1, -0.2]])))
-  [-1.1869]
-  """
-  require_positive(t_pos=t_pos, t_neg=t_neg, t_rbf=t_rbf)
-  require_choice('cost', cost, ('euclidean', 'inner', 'rbf'))
-  signs = {'far': 1, 'near': -1, 'uniform': 0}
-  for name, value in (('positive_weights', positive_weights), ('negative_weights', negative_weights)):
-    require_choice(name, value, signs)
-
-  d_pos = 2 - 2 * pos
-  w_pos = jax.nn.softmax(signs[positive_weights] * t_pos * d_pos, axis=1)
-  if stop_positive_weights:
-    w_pos = jax.lax.stop_gradient(w_pos)
-  attraction = jnp.sum(w_pos * (-pos if cost == 'inner' else d_pos), axis=1)
-
-  def expected(neg, where):
-    """sum_j w⁻_j c(neg_j), with 'rbf' the logarithm of its sum and whether there is a negative."""
-    d_neg = 2 - 2 * neg
-    log_w_neg = jax.nn.log_softmax(_masked(signs[negative_weights] * t_neg * d_neg, where), axis=1)
-    if cost == 'rbf':
-      return jax.nn.logsumexp(log_w_neg - t_rbf * d_neg, axis=1), where.any(axis=1)
-    return jnp.sum(jnp.exp(log_w_neg) * (-neg if cost == 'inner' else d_neg), axis=1)
-
-  if cost == 'rbf':
-    found = over_negatives(expected, neg, where)
-    return attraction + _log_mean_exp_by_pair(*found, view_pairs=view_pairs, axis_name=axis_name)
-  return attraction - over_negatives(expected, neg, where)
-
-
-@contrastive_loss(no_temperature='a margin takes its place', cosine_only='it takes 2 - 2s for the squared distance')
-def triplet(pos: jax.Array, neg: jax.Array, *, margin: float, where: jax.Array | None = None) -> jax.Array:
-  """[max c(pos) - min c(neg) + margin]₊ with c = 2 - 2 s: the hardest positive and negative (CACR, B.5).
-
-  Shapes: [Q] or [Q, K], [Q, M] -> [Q].
-
-  >>> print(triplet(jnp.array([0.5]), jnp.array([[0.1, -0.2]]), margin=1.0))
-  [0.2]
-  """
-  require('margin', margin, lambda x: 0 <= x < math.inf, 'at least 0 and finite')
-  return jax.nn.relu(2 * jnp.max(_masked(neg, where), axis=1) - 2 * jnp.min(pos, axis=1) + margin)
 
 
 def nt_xent(
@@ -407,39 +337,7 @@ def _log_penalties(neg, temperature, where):
   neg = to_float32(neg)
   where = negatives(neg, where)
   chex.assert_equal_shape([neg, where])
-  return jax.nn.log_softmax(_masked(scale(jnp.where(where, neg, 0), temperature), where), axis=1), where
-
-
-def _masked(x: jax.Array, where: jax.Array | None) -> jax.Array:
-  """-inf where `where` is False. A query without negatives keeps all, so that its unused value is finite."""
-  assert where is not None  # `contrastive_loss` fills it in
-  return jnp.where(where | ~where.any(axis=1, keepdims=True), x, -jnp.inf)
-
-
-def _logsumexp(x: jax.Array, where: jax.Array | None) -> jax.Array:
-  return jax.nn.logsumexp(_masked(x, where), axis=1)
-
-
-def _log_mean_exp(x: jax.Array, counts: jax.Array, *, axis_name: str | None) -> jax.Array:
-  """log(sum e^x / sum counts) over the entries of all devices with counts above 0.  [...], [...] -> []"""
-  check_mapping(x, axis_name)
-  where, counts = counts.astype(bool), counts.astype(x.dtype)  # float: a large batch has more than 2^31 pairs
-  shift = jnp.max(jax.lax.stop_gradient(x), where=where, initial=-jnp.inf)
-  if axis_name is not None:
-    shift = jax.lax.pmax(shift, axis_name)
-  shift = jnp.where(jnp.isfinite(shift), shift, 0)
-  total = jnp.sum(jnp.exp(jnp.where(where, x - shift, -jnp.inf)))
-  count = jnp.sum(counts)
-  if axis_name is not None:
-    total, count = jax.lax.pmean((total, count), axis_name)
-  return shift + jnp.log(jnp.where(count > 0, total, 1)) - jnp.log(jnp.where(count > 0, count, 1))
-
-
-def _log_mean_exp_by_pair(x: jax.Array, counts: jax.Array, *, view_pairs: int, axis_name: str | None) -> jax.Array:
-  """`_log_mean_exp` of each of `view_pairs` consecutive groups of queries, for each of its queries.  [Q], [Q] -> [Q]"""
-  require('view_pairs', view_pairs, lambda n: n > 0 and len(x) % n == 0, f'a divisor of the {len(x)} queries')
-  groups = zip(jnp.split(x, view_pairs), jnp.split(counts, view_pairs), strict=True)
-  return jnp.repeat(jnp.stack([_log_mean_exp(*group, axis_name=axis_name) for group in groups]), len(x) // view_pairs)
+  return jax.nn.log_softmax(masked(scale(jnp.where(where, neg, 0), temperature), where), axis=1), where
 
 
 def _hardest(neg: jax.Array, where: jax.Array | None, fraction: float) -> tuple[jax.Array, jax.Array]:
@@ -448,6 +346,6 @@ def _hardest(neg: jax.Array, where: jax.Array | None, fraction: float) -> tuple[
   assert where is not None  # `contrastive_loss` fills it in
   # The number to keep of 0, 1, ..., M negatives, in float64: 0.07 · 100 is slightly above 7, and its ceil must be 7.
   sizes = np.ceil(fraction * np.arange(neg.shape[1] + 1) - 1e-9).astype(np.int32)
-  _, index = jax.lax.top_k(_masked(jax.lax.stop_gradient(neg), where), int(sizes[-1]))
+  _, index = jax.lax.top_k(masked(jax.lax.stop_gradient(neg), where), int(sizes[-1]))
   size = jnp.asarray(sizes)[jnp.sum(where, axis=1)]
   return jnp.take_along_axis(neg, index, axis=1), jnp.arange(sizes[-1])[None] < size[:, None]

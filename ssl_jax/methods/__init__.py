@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ssl_jax import losses, models, temperature
 from ssl_jax.methods.bank import MemoryBank
+from ssl_jax.methods.cancellation import FNC
 from ssl_jax.methods.distillation import BYOL, DINO, SimSiam
 from ssl_jax.methods.image_text import ImageText, Towers
 from ssl_jax.methods.isogclr import ISogCLR
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
   'moco': MoCo,
   'moco_v3': MoCoV3,
   'memory_bank': MemoryBank,
+  'fnc': FNC,
   'isogclr': ISogCLR,
   'redundancy': Redundancy,
   'byol': BYOL,

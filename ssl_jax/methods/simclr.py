@@ -23,6 +23,7 @@ class SimCLR(Method):
       separable into a term of the positives and a term of the negatives. A logarithm of a mean over all queries, in
       `align_uniform` and `cacr` with the RBF cost, is taken for each pair and then averaged.
     block: above 0, compare this many queries per device with all keys at a time: the same numbers in less memory.
+    ring: with a block and several devices, send keys around in a ring instead of gathering them: the same numbers.
     similarity: 'cosine', or of unnormalized embeddings 'dot' or 'euclidean', the negative distance (Lee 2025, Table 1).
     views_apart: encode one view after the other, so that each is a separate batch for batch norm, as in many codes.
   """
@@ -30,6 +31,7 @@ class SimCLR(Method):
   contrast: Loss
   by_view_pair: bool = False
   block: int = 0
+  ring: bool = False
   similarity: str = 'cosine'
   views_apart: bool = False
 
@@ -37,6 +39,7 @@ class SimCLR(Method):
     with prefix('method'):
       pairs.check_block(self.block)
       pairs.check_similarity(self.similarity)
+      pairs.check_ring(self.ring, self.block)
     properties, loss = self.contrast.properties, self.contrast.name
     if self.similarity != 'cosine':
       of_similarity = callable(self.temperature.at(self.temperature.init(), 0))
@@ -54,8 +57,8 @@ class SimCLR(Method):
       )
 
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
-    make = pairs.by_view_pair if self.by_view_pair else functools.partial(pairs.in_batch, block=self.block)
-    make = functools.partial(make, similarity=self.similarity)
+    in_batch = functools.partial(pairs.in_batch, block=self.block, ring=self.ring)
+    make = functools.partial(pairs.by_view_pair if self.by_view_pair else in_batch, similarity=self.similarity)
     view_pairs = math.comb(len(inputs.views), 2) if self.by_view_pair else 1
     return _contrast(self, make, params, batch_stats, extra, inputs, view_pairs=view_pairs, apart=self.views_apart)
 

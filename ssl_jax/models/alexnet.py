@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from ssl_jax.arrays import to_float32
 from ssl_jax.models.encoder import Encoder
 from ssl_jax.models.norm import BatchNorm
+from ssl_jax.models.pool import max_pool
 
 _NORMAL = nn.initializers.normal(0.02)
 
@@ -43,7 +44,7 @@ class AlexNet(Encoder):
       x = conv(channels, name=f'conv{i}')(x)
       x = nn.relu(norm(name=f'bn{i}')(x, train))
       if i in (1, 2, 5):
-        x = nn.max_pool(x, (3, 3), strides=(2, 2))
+        x = max_pool(x, window=3, stride=2)
     # Channels first, as torch flattens them, so that torch weights only need a transposition.
     x = x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1)
     for i in (6, 7):

@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 from ssl_jax.arrays import to_float32
 from ssl_jax.models.encoder import Encoder
 from ssl_jax.models.norm import BatchNorm
+from ssl_jax.models.pool import max_pool
 from ssl_jax.registry import is_whole, require, require_choice
 
 # The initialization is torchvision's (He et al. 2015, fan-out). Padding is explicit because torch pads a 3×3
@@ -117,7 +118,7 @@ class ResNet(Encoder):
     x = conv(self.width, kernel, self.stem_stride or stride, name='conv1')(x)
     x = nn.relu(norm(name='bn1')(x, train))
     if self.stem == 'imagenet':
-      x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+      x = max_pool(x, window=3, stride=2, padding=1)
     block = nn.remat(self.block, static_argnums=(2,)) if self.remat else self.block  # static: train
     for i, size in enumerate(self.stage_sizes):
       for j in range(size):

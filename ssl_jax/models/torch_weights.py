@@ -41,6 +41,15 @@ _MODULES = (
   (r'^resblocks_(\d+)\.(c_\w+)\.', r'transformer.resblocks.\1.mlp.\2.'),
   (r'^resblocks_(\d+)\.(ln_\d)\.', r'transformer.resblocks.\1.\2.'),
 )
+# torchvision's names to those of detectron2's R50-C4, in this order.
+_DETECTRON2 = (
+  (r'\bdownsample\.0\.', 'shortcut.'),
+  (r'\bdownsample\.1\.', 'shortcut.norm.'),
+  (r'\bbn(\d)\.', r'conv\1.norm.'),
+  (r'^layer4\.', 'roi_heads.res5.'),
+  (r'^layer(\d)\.', lambda found: f'backbone.res{int(found[1]) + 1}.'),
+  (r'^conv1\.', 'backbone.stem.conv1.'),
+)
 _AXES = {2: (1, 0), 4: (3, 2, 0, 1)}  # the axes of our kernels in torch's order: IO to OI, HWIO to OIHW
 
 # Tensors that a torch file may hold besides the weights of the encoder: torchvision's classifier, the step counter of
@@ -55,6 +64,19 @@ def to_torch(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
     value = np.asarray(value, np.float32)
     tensors[_name(path)] = np.ascontiguousarray(value.transpose(_axes(path, value.ndim)))
   return tensors
+
+
+def to_detectron2(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """The tensors of a ResNet with bottlenecks under the names of detectron2's Faster and Mask R-CNN with R50-C4.
+
+  'layer1.0.bn1.weight' becomes 'backbone.res2.0.conv1.norm.weight'. The last stage, res5, is part of the box head.
+  """
+  renamed = {}
+  for name, tensor in tensors.items():
+    for ours, theirs in _DETECTRON2:
+      name = re.sub(ours, theirs, name)
+    renamed[name] = tensor
+  return renamed
 
 
 def constants(encoder: Encoder, size: int) -> dict[str, np.ndarray]:

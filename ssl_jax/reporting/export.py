@@ -20,11 +20,38 @@ from ssl_jax.evals import features
 from ssl_jax.methods.image_text import Towers
 from ssl_jax.models import bert, torch_weights
 from ssl_jax.models.encoder import Encoder
+from ssl_jax.models.resnet import Bottleneck, ResNet
 from ssl_jax.reporting import torch_code
 from ssl_jax.workdir import files
 from ssl_jax.workdir.checkpoints import Checkpoints
 
 PLATFORMS = ('cpu', 'cuda')  # for which the program is lowered
+
+
+_DETECTRON2 = """
+## detectron2
+
+`detectron2.safetensors` holds the same weights under the names of detectron2's R50-C4. Its checkpointer reads `.pth`:
+
+```
+python -c "
+import torch; from safetensors.torch import load_file
+torch.save({{'model': load_file('detectron2.safetensors')}}, 'detectron2.pth')"
+```
+
+Images are RGB, and the stride of a block is on its 3×3 convolution. With the configs of MoCo's `detection` folder
+(https://github.com/facebookresearch/moco), which also set the other hyper-parameters of He et al. 2020:
+
+```
+python train_net.py --config-file configs/pascal_voc_R_50_C4_24k_moco.yaml --num-gpus 8 \\
+  MODEL.WEIGHTS detectron2.pth {flags}
+python train_net.py --config-file configs/coco_R_50_C4_2x_moco.yaml --num-gpus 8 \\
+  MODEL.WEIGHTS detectron2.pth {flags} {schedule}
+```
+
+The first is detection on PASCAL VOC 07+12, the second detection and segmentation on COCO with the 1x schedule.
+"""
+ONE_X = "SOLVER.MAX_ITER 90000 SOLVER.STEPS '(60000, 80000)'"  # the file has the 2x schedule
 
 
 class Notes(NamedTuple):
@@ -132,13 +159,16 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   tensors = torch_weights.to_torch(parts['encoder']) | torch_weights.constants(encoder, size)
   head = {f'projector.{name}': tensor for name, tensor in torch_weights.to_torch(parts['projector']).items()}
   head_about = about | {'projector': json.dumps(config.projector.to_dict())}
+  detection = is_r50_c4(encoder)
   written = {
     'encoder.safetensors': safetensors.numpy.save(tensors, about),
     'encoder.jax': bytes(program.serialize()),
     'projector.safetensors': safetensors.numpy.save(head, head_about),
-    'README.md': _readme(config, torch_code.source(encoder, size), about, notes).encode(),
+    'README.md': _readme(config, torch_code.source(encoder, size), about, notes, detection).encode(),
     **{name: (workdir / name).read_bytes() for name in notes.files},
   }
+  if detection:
+    written['detectron2.safetensors'] = safetensors.numpy.save(torch_weights.to_detectron2(tensors), about)
   if modality.name == 'pairs':
     written |= _text_files(config, params, batch_stats, workdir, shown, notes)
   folder = files.writable(workdir / 'export')
@@ -210,7 +240,7 @@ vectors: images as above, and uint16 tokens of the vocabulary beside them, padde
 """
 
 
-def _readme(config: ConfigDict, torch_source: str, about: Mapping[str, str], notes: Notes) -> str:
+def _readme(config: ConfigDict, torch_source: str, about: Mapping[str, str], notes: Notes, detection: bool) -> str:
   """The code that loads the files of this export."""
   return f"""# {config.model.name}, step {about['step']}
 
@@ -252,4 +282,22 @@ with open('encoder.jax', 'rb') as file:
 
 `--config.init=encoder.safetensors{notes.flags}` starts a run from these weights.
 With `--mode=evaluate --config=...`, it evaluates them.
-"""
+""" + (_detectron2(about) if detection else '')
+
+
+def is_r50_c4(encoder: Encoder) -> bool:
+  """Whether detectron2 has this encoder: a ResNet of four stages of bottlenecks, with the stem for ImageNet."""
+  return (
+    isinstance(encoder, ResNet)
+    and encoder.block is Bottleneck
+    and encoder.stem == 'imagenet'
+    and encoder.stem_stride in (None, 2)
+    and len(encoder.stage_sizes) == 4
+  )
+
+
+def _detectron2(about: Mapping[str, str]) -> str:
+  """The commands of detectron2, with the mean and the standard deviation of the pixels."""
+  mean, std = ([round(255 * x, 3) for x in json.loads(about[name])] for name in ('mean', 'std'))
+  flags = f"MODEL.PIXEL_MEAN '{mean}' MODEL.PIXEL_STD '{std}'"
+  return _DETECTRON2.format(flags=flags, schedule=ONE_X)

@@ -6,17 +6,20 @@ evaluation.json are in a `<data>` element, with their key and their full value.
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from PIL import UnidentifiedImageError
 
 from ssl_jax.config import flatten, relevant, upgrade
 from ssl_jax.reporting import figures, page
 from ssl_jax.reporting.page import Cards, Figure, Listing, Number, Part, Section, Table
 from ssl_jax.workdir import fork, metric_log, progress
-from ssl_jax.workdir.files import read_json, writable
+from ssl_jax.workdir.files import check_types, read_bytes, read_json, reason, writable
 
 MEASURES = {
   'alignment': ('alignment', 'E‖x − x⁺‖² of views, of paraphrases, or of images and their texts; lower is closer'),
@@ -39,6 +42,12 @@ MEASURES = {
 }
 
 
+# What a report relies on in the files of a workdir, which may be damaged.
+SECTIONS = ('method', 'data', 'model', 'loss')
+EVALUATION: dict[str, Any] = {'step': int, 'epoch': int | float, 'features': str, 'file': str}
+EVALUATION |= dict.fromkeys(('settings', 'measures', 'classes'), dict)
+
+
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
   """The files of a workdir; the contents of missing files are empty."""
@@ -54,13 +63,19 @@ class FinishedRun:
   def read(cls, workdir: str | pathlib.Path) -> 'FinishedRun':
     """Reads a workdir, with the keys and metrics of older runs under their present names."""
     workdir = pathlib.Path(workdir).expanduser()
-    load = lambda name: read_json(workdir / name) if (workdir / name).exists() else {}
-    config = load('config.json')
+    load = lambda name, *known: _load(workdir / name, *known)
+    config = load('config.json', dict.fromkeys(SECTIONS, dict) | {'seed': int}, (*SECTIONS, 'seed'))
+    for section in SECTIONS if config else ():
+      check_types(workdir / 'config.json', config[section], {'name': str}, ['name'])
+    evaluation = load('evaluation.json', EVALUATION, ['features'])
+    for measures in evaluation.get('measures', {}).values():
+      check_types(workdir / 'evaluation.json', {'measures': measures}, {'measures': dict})
+      check_types(workdir / 'evaluation.json', measures, dict.fromkeys(measures, int | float))
     found = cls(
       workdir,
       config=upgrade(config) if config else {},
-      summary=metric_log.rename(load('summary.json')),
-      evaluation=load('evaluation.json'),
+      summary=metric_log.rename(load('summary.json', metric_log.SUMMARY)),
+      evaluation=evaluation,
       arrays=metric_log.read_arrays(workdir),
       rows=metric_log.read(workdir),
     )
@@ -105,6 +120,15 @@ class FinishedRun:
     if not self.config:
       return self.evaluation.get('file', self.workdir.name)
     return f'{self.config["method"]["name"]} on {self.config["data"]["name"]}'
+
+
+def _load(file: pathlib.Path, types: Mapping, needed: Sequence[str] = ()) -> dict:
+  """A JSON file of a workdir, checked; empty if there is none."""
+  if not os.path.lexists(file):
+    return {}
+  content = read_json(file)
+  check_types(file, content, types, needed)
+  return content
 
 
 def report(workdir: str | pathlib.Path) -> pathlib.Path:
@@ -262,12 +286,19 @@ def _neighbours(run: FinishedRun) -> list[Section]:
     caption = 'Test images, each with its nearest training images: blue if of the same class, otherwise orange.'
     drawn = figures.neighbours(run.arrays['neighbours'], run.arrays['neighbours_labels'])
     part = Figure('neighbours', caption, drawn)
-  elif picture.exists():
+  elif os.path.lexists(picture):
     caption = 'Test images, each with its nearest training images, at the end of training.'
-    part = Figure('neighbours', caption, figures.sheet(picture.read_bytes()))
-  elif text.exists():
+    try:
+      part = Figure('neighbours', caption, figures.sheet(read_bytes(picture)))
+    except (OSError, ValueError, SyntaxError) as error:  # as Pillow raises for other files
+      why = 'not an image' if isinstance(error, UnidentifiedImageError) else reason(error)
+      raise ValueError(f'{picture} cannot be read ({why}): remove it') from error
+  elif os.path.lexists(text):
     caption = 'Sentences or images, each with its nearest sentences and their cosines, at the end of training.'
-    part = Listing(caption, text.read_text())
+    try:
+      part = Listing(caption, read_bytes(text).decode())
+    except (OSError, ValueError) as error:
+      raise ValueError(f'{text} cannot be read ({reason(error)}): remove it') from error
   else:
     return []
   return [Section('Nearest neighbors', '', [part])]

@@ -200,6 +200,7 @@ def _assemble(
   if clock['total_steps'] >= 2**31:  # the state counts them in int32
     raise ValueError(f'epochs = {config.epochs} of {steps_per_epoch} steps must be at most {2**31 - 1} steps: lower it')
   learning_rate = optimizers.learning_rate(config.optimizer, batch_size=config.batch_size, **clock)
+  peak = optimizers.peak_learning_rate(config.optimizer, config.batch_size)
   return Run(
     config=config,
     modality=modality,
@@ -209,7 +210,7 @@ def _assemble(
     method=methods.create(config, examples=len(source), axis_name=AXIS, built=parts, **clock),
     initial_weights=None,
     learning_rate=learning_rate,
-    optimizer=optimizers.create(config.optimizer, learning_rate),
+    optimizer=optimizers.create(config.optimizer, learning_rate, peak),
     online_probe=online_probe,
     views=Views([], lambda example: example, None),
     **clock,

@@ -110,6 +110,12 @@ def for_strict_promotion(adam: optax.GradientTransformation) -> optax.GradientTr
   return optax.GradientTransformation(adam.init, update)
 
 
+def _parts(params):
+  """'predictor' for the parameters of the predictor, 'others' for all others."""
+  inside = lambda path: any(getattr(part, 'key', None) == 'predictor' for part in path)
+  return jax.tree_util.tree_map_with_path(lambda path, _: 'predictor' if inside(path) else 'others', params)
+
+
 OPTIMIZERS: dict[str, Callable[[Mapping, optax.Schedule], optax.GradientTransformation]] = {
   'sgd': sgd,
   'lars': lars,
@@ -117,9 +123,16 @@ OPTIMIZERS: dict[str, Callable[[Mapping, optax.Schedule], optax.GradientTransfor
 }
 
 
-def create(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """The optimizer of the config's `optimizer` section."""
+def create(optimizer: Mapping, schedule: optax.Schedule, peak: float | None = None) -> optax.GradientTransformation:
+  """The optimizer of the config's `optimizer` section.
+
+  With `fixed_predictor` the learning rate of the predictor is always `peak`.
+  """
   check(optimizer)
-  made = OPTIMIZERS[optimizer['name']](optimizer, schedule)
+  make = OPTIMIZERS[optimizer['name']]
+  made = make(optimizer, schedule)
+  if optimizer['fixed_predictor']:
+    assert peak is not None
+    made = optax.multi_transform({'others': made, 'predictor': make(optimizer, optax.constant_schedule(peak))}, _parts)
   # Without clipping there is no chain: the optimizer states of earlier checkpoints have no place for it.
   return optax.chain(optax.clip_by_global_norm(optimizer['clip']), made) if optimizer['clip'] else made

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from ssl_jax.arrays import check_mapping
 from ssl_jax.methods import Inputs, Method
 from ssl_jax.run.online_probe import OnlineProbe
 from ssl_jax.run.state import State, average_of
@@ -70,6 +71,7 @@ def make_update(
   """
 
   def update(state, images, index):
+    check_mapping(index, axis_name)
     b = index.shape[0]
     first = lax.axis_index(axis_name) * b if axis_name else 0
     keys = example_keys(seed, state.step, first + jnp.arange(b))

@@ -1,76 +1,101 @@
-"""Ends a process soon after another one of its run is lost. Without it, collectives wait for the lost one.
+"""Ends the processes of a run soon after one of them is lost. Without it, collectives wait for the lost one.
 
-Every process has a TCP connection to the first one. The system closes a connection with its process, however that
-ends; a lost host is noticed by keep-alive probes. The first process tells the others which one is lost.
+Each process starts a guard, a small program outside of it (`guard.py`). Every guard has a TCP connection to that of the
+first process. A guard notices at once when its process ends without a farewell. The system closes a connection with its
+guard, however that ends, and keep-alive probes notice a lost host.
 """
 
-import contextlib
 import os
+import pathlib
 import secrets
 import socket
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 import jax
 import numpy as np
-from jax._src import distributed  # the address of the coordinator has no public name
 from jax.experimental import multihost_utils
 
-REACTION = 5.0  # seconds in which the loss of a process is noticed, where its system is alive
-JOIN = 60.0  # seconds until all processes are connected
-PROBES = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4}  # a lost host is noticed after 30 seconds
-FAREWELL = b'.'
+from ssl_jax.run import guard
 
-_links: dict[int, socket.socket] = {}  # by process
+REACTION = 5.0  # seconds in which the loss of a process is noticed, where its system is alive
+JOIN = 20.0  # seconds until all processes are connected; a collective fails after 30
+PROBES = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4}  # a lost host is noticed after 30 seconds
+TOKEN = 16  # bytes: a stranger who finds the port is not listened to
+HOSTS = 512  # bytes for the names of the first process's host
+
+_guard: 'subprocess.Popen[bytes] | None' = None
+_stderr = 2  # the real one, not the pipe to the guard
 
 
 def start() -> None:
-  """Connects the processes of this run; nothing if there is only one."""
+  """Starts the guard of this process and connects it; nothing if there is only one process."""
   if jax.process_count() == 1:
     return
-  first = jax.process_index() == 0
-  server = _server() if first else None
-  port = server.getsockname()[1] if server else 0
-  secret = [secrets.randbits(31) for _ in range(4)]  # a stranger who finds the port is not listened to
-  known = multihost_utils.broadcast_one_to_all(np.array([port, *secret], np.int32))
-  port, token = int(known[0]), known[1:].tobytes()
-  try:
-    if server:
-      _accept(server, token)
-    else:
-      host = str(distributed.global_state.coordinator_address).rsplit(':', 1)[0].strip('[]')
-      _links[0] = socket.create_connection((host, port), timeout=JOIN)
-      _links[0].sendall(token + jax.process_index().to_bytes(4, 'big'))
-  except OSError as error:
-    print(f'ssl_jax: warning: processes do not watch one another ({error})', file=sys.stderr, flush=True)
-    return
-  for process, link in _links.items():
-    link.settimeout(None)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in PROBES.items():
-      if hasattr(socket, name):
-        link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    threading.Thread(target=_watch, args=(process, link), daemon=True).start()
+  links, problem = _connect()
+  problems = multihost_utils.process_allgather(np.array(bool(problem)))
+  if not problems.any():
+    _start_guard(links)
+  elif problem or jax.process_index() == 0:
+    why = problem or f'process {int(np.argmax(problems))} is not connected'
+    print(f'ssl_jax: warning: the processes do not watch one another ({why})', file=sys.stderr, flush=True)
+  for link in links.values():
+    link.close()  # the guard has its own
 
 
 def end() -> None:
-  """Says farewell: this process ends as it should."""
-  for link in _links.values():
-    _send(link, FAREWELL)
-  _links.clear()
+  """Waits for the other processes and says farewell: this process ends as it should."""
+  if active():
+    jax.distributed.shutdown()
+    _dismiss(guard.FAREWELL)
 
 
 def active() -> bool:
   """Whether other processes are watched."""
-  return bool(_links)
+  return _guard is not None
 
 
 def fail(message: str) -> NoReturn:
-  """Ends this process at once with a message; the others are told. A normal exit would wait for them."""
-  os.write(2, f'{message}\n'.encode())  # not by way of Python's streams, which another thread may hold
+  """Ends this process with a message; the others are told. A normal exit would wait for them."""
+  time.sleep(guard.DELAY)  # if another process is lost, which explains the failure, the guard ends this one
+  _dismiss(guard.FAILED)
+  os.write(_stderr, f'{message}\n'.encode())  # not by way of Python's streams, which another thread may hold
   os._exit(1)
+
+
+def _connect() -> tuple[dict[int, socket.socket], str]:
+  """Connects every process with the first one. -> (connections by process, '' or what went wrong)"""
+  first, links = jax.process_index() == 0, {}
+  server = _server() if first else None
+  port = server.getsockname()[1] if server else 0
+  mine = port.to_bytes(4, 'big') + secrets.token_bytes(TOKEN) + ','.join(_hosts()).encode()[:HOSTS].ljust(HOSTS)
+  known = multihost_utils.broadcast_one_to_all(np.frombuffer(mine, np.uint8)).tobytes()
+  port, token, hosts = int.from_bytes(known[:4], 'big'), known[4 : 4 + TOKEN], known[4 + TOKEN :].decode().split(',')
+  try:
+    links = _accept(server, token) if server else {0: _join([host.strip() for host in hosts], port, token)}
+    for link in links.values():
+      link.settimeout(None)
+      link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+      for name, value in PROBES.items():
+        if hasattr(socket, name):
+          link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+  except OSError as error:
+    return links, str(error)
+  return links, ''
+
+
+def _hosts() -> list[str]:
+  """Names by which other processes may find this host, the most likely first."""
+  given = os.environ.get('JAX_COORDINATOR_ADDRESS', '').rpartition(':')[0].strip('[]')
+  try:
+    found = [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
+  except OSError:
+    found = []
+  return list(dict.fromkeys(name for name in (given, socket.gethostname(), *found) if name))
 
 
 def _server() -> socket.socket:
@@ -79,39 +104,77 @@ def _server() -> socket.socket:
   return socket.create_server(('', 0))
 
 
-def _accept(server: socket.socket, token: bytes) -> None:
+def _join(hosts: Sequence[str], port: int, token: bytes) -> socket.socket:
+  """Connects to the first process, by the first of its names that works."""
+  problem = OSError('the first process has no name')
+  for host in hosts:
+    try:
+      link = socket.create_connection((host, port), timeout=JOIN / (2 * len(hosts)))
+      link.sendall(token + jax.process_index().to_bytes(4, 'big'))
+      if link.recv(1) == guard.FAREWELL:  # the token was right: this is not another host of that name
+        return link
+    except OSError as error:
+      problem = error
+  raise problem
+
+
+def _accept(server: socket.socket, token: bytes) -> dict[int, socket.socket]:
   """Waits for every other process."""
+  links: dict[int, socket.socket] = {}
   until = time.monotonic() + JOIN
   with server:
-    while len(_links) < jax.process_count() - 1:
+    while len(links) < jax.process_count() - 1:
       server.settimeout(max(0.1, until - time.monotonic()))
       link, _ = server.accept()
       link.settimeout(5)
       said = link.recv(len(token) + 4, socket.MSG_WAITALL)
       if said.startswith(token):
-        _links[int.from_bytes(said[len(token) :], 'big')] = link
+        link.sendall(guard.FAREWELL)
+        links[int.from_bytes(said[len(token) :], 'big')] = link
       else:
         link.close()
+  return links
 
 
-def _watch(process: int, link: socket.socket) -> None:
-  """Waits for the end of a connection, or for the name of the process that is lost."""
-  try:
-    said = link.recv(16)
-  except OSError:
-    said = b''
-  if said.startswith(FAREWELL) or process not in _links:
-    return
-  lost = int(said) if said else process
-  for other, one in list(_links.items()):
-    if other != process:
-      _send(one, str(lost).encode())
-  fail(
-    f'ssl_jax: process {lost} of {jax.process_count()} is lost, so process {jax.process_index()} stops (if the other '
-    'was not killed, its output says why); start all of them again, and they resume from the last checkpoint'
+def _start_guard(links: dict[int, socket.socket]) -> None:
+  """Starts the guard of this process, which gets its stderr."""
+  global _guard, _stderr
+  sys.stderr.flush()
+  read, write = os.pipe()
+  given = [jax.process_index(), jax.process_count(), os.getpid(), read]
+  joined = [f'{process}:{link.fileno()}' for process, link in links.items()]
+  _guard = subprocess.Popen(
+    [sys.executable, '-I', '-S', str(pathlib.Path(guard.__file__)), *map(str, given), *joined],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    pass_fds=[read, *(link.fileno() for link in links.values())],
+    start_new_session=True,  # a signal to the terminal's group does not reach it
   )
+  os.close(read)
+  _stderr = os.dup(2)
+  os.dup2(write, 2)
+  os.close(write)
+  threading.Thread(target=_obey, args=(_guard,), daemon=True).start()
 
 
-def _send(link: socket.socket, text: bytes) -> None:
-  with contextlib.suppress(OSError):  # the other end may be gone
-    link.sendall(text)
+def _obey(own: 'subprocess.Popen[bytes]') -> None:
+  """Exits when the guard says so, or is gone."""
+  assert own.stdout is not None
+  own.stdout.read()
+  if _guard is own:
+    os._exit(1)
+
+
+def _dismiss(last: bytes) -> None:
+  """Tells the guard how this process ends, and waits until it has passed on what stderr said."""
+  global _guard
+  own, _guard = _guard, None
+  if own is None:
+    return
+  assert own.stdin is not None
+  os.dup2(_stderr, 2)
+  try:
+    os.write(own.stdin.fileno(), last)
+    own.wait(timeout=5)
+  except (OSError, subprocess.TimeoutExpired):
+    pass

@@ -159,6 +159,17 @@ def read_json(file: pathlib.Path) -> dict:
     raise ValueError(f'{file} cannot be read ({reason(error)}): fix it, or remove it') from error
 
 
+def check_types(file: pathlib.Path, content: Mapping, types: Mapping[str, Any], needed: Sequence[str] = ()) -> None:
+  """Raises a ValueError that names the file and the key if a value is missing, or of a type that is never written."""
+  for key in needed:
+    if key not in content:
+      raise ValueError(f'{file} has no {key}, so it is not what this program wrote: fix it, or remove it')
+  for key, kind in types.items():
+    if key in content and not isinstance(content[key], kind):
+      found = type(content[key]).__name__
+      raise ValueError(f'{file} has a {found} as {key}, so it is not what this program wrote: fix it, or remove it')
+
+
 def _shallow(content: Any, levels: int) -> bool:
   """Whether a tree of dicts and lists has at most so many levels."""
   children = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()

@@ -40,6 +40,10 @@ TRAINING_KEYS = (
 )
 
 
+# The types of what others rely on in summary.json, which may be damaged.
+SUMMARY = {'steps': int, 'seconds': int | float, 'device': str, 'date': str, 'jax': str, 'commit': str | None}
+
+
 def rename(row: Mapping) -> dict:
   """A row of metrics.jsonl, or a summary, with the metrics of older runs under their present names.
 
@@ -199,8 +203,18 @@ def write_summary(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> 
     file = workdir / 'summary.json'
     if not trained and file.exists():
       old = read_json(file)
+      files.check_types(file, old, SUMMARY)
       summary = {**summary, **{key: old[key] for key in TRAINING_KEYS if key in old}}
     write_text(file, json.dumps(summary, indent=2) + '\n')
+
+
+def evaluation_name(name: str = '') -> str:
+  """The name of the files of an evaluation, without suffix; `name` is another dataset than the run's own.
+
+  >>> evaluation_name(), evaluation_name('voc/2007')
+  ('evaluation', 'evaluation_voc_2007')
+  """
+  return f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
 
 
 def write_evaluation(
@@ -209,7 +223,7 @@ def write_evaluation(
   """Writes evaluation.json, and evaluation.npz for the figures. For another dataset: evaluation_NAME."""
   if jax.process_index() > 0:
     return
-  stem = f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
+  stem = evaluation_name(name)
   stream = io.BytesIO()
   np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
   files.write_bytes(workdir / f'{stem}.npz', stream.getvalue())

@@ -3,12 +3,15 @@
 import json
 import pickle
 import sys
+import types
 
 import numpy as np
 import pytest
 
+from configs import base
 from ssl_jax.data import sentences
 from ssl_jax.data.tokenizer import Tokenizer
+from ssl_jax.reporting import export
 from tests.helpers import REAL, needs_real_data
 
 tokenizers = pytest.importorskip('tokenizers')
@@ -101,3 +104,11 @@ def test_sentences_are_read_with_a_tokenizer(tmp_path):
   source = sentences.load(data)
   np.testing.assert_array_equal(source.items, source.vocabulary.encode(['one', 'two'], 8))
   assert source.ready(8) and set(source.vocabulary.files()) == {'tokenizer.json'}
+
+
+def test_an_export_has_the_file_that_was_used():
+  chosen = base.get_config()
+  for name, file in {'': 'vocab.txt', 'my/vocab.txt': 'vocab.txt', 'my/tokenizer.json': 'tokenizer.json'}.items():
+    chosen.data.vocabulary = name
+    notes = export.NOTES['sentences'](chosen, types.SimpleNamespace(pooling='cls'))
+    assert notes.files == (file,) and file in notes.torch and file in notes.flags

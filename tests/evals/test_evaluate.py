@@ -597,3 +597,18 @@ def test_every_choice_is_accepted():
   for key, known in settings.CHOICES.items():
     for value in known:
       settings.check(config_with(**{f'eval.{key}': value}).eval)
+
+
+@pytest.mark.slow
+def test_the_linear_classifier_during_training_is_that_of_the_evaluation(tmp_path):
+  changes = {
+    'steps': 4,
+    'eval.every_epochs': 1,
+    'eval.linear': 'ridge',
+    'eval.linear_during': True,
+    'eval.at_end': True,
+  }
+  train.train(tiny(tmp_path, **changes), tmp_path / 'run')
+  rows = [row for row in metric_log.read(tmp_path / 'run') if 'linear' in row]
+  assert [row['step'] for row in rows] == [2, 4]
+  assert rows[-1]['linear'] == json.loads((tmp_path / 'run' / 'evaluation.json').read_text())['linear']

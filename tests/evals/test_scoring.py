@@ -61,3 +61,28 @@ def test_classes_before_are_those_of_a_stable_sort(scores, seed):
 def test_nan_scores_are_not_hits(xp):
   scores = xp.asarray([[np.nan] * 3, [1.0, np.nan, 0.0], [np.nan, 2.0, 1.0]], np.float32)
   np.testing.assert_array_equal(scoring.classes_before(scores, xp.asarray([0, 1, 1])), [3, 3, 1])
+
+
+def test_mean_per_class_counts_each_class_once():
+  scores, labels = np.eye(3)[[0, 0, 0, 1, 2, 2]], np.array([0, 0, 0, 0, 2, 1])
+  assert scoring.accuracy(scores, labels) == pytest.approx(100 * 4 / 6)
+  assert scoring.mean_per_class(scores, labels) == pytest.approx((75 + 100 + 0) / 3)
+  assert scoring.mean_per_class(scores[:4], labels[:4]) == 75, 'classes that do not occur have no part in it'
+
+
+def test_average_precision_is_that_of_voc_2007():
+  """By hand: hits at places 1, 3 and 5 have precisions 1, 2/3 and 3/5 at recalls 1/3, 2/3 and 1."""
+  scores = np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4], [0.5, 0.5]])
+  targets = np.array([[1, 0], [0, 0], [1, 0], [0, 0], [1, 0]], bool)
+  expected = 100 * (4 * 1 + 3 * 2 / 3 + 4 * 3 / 5) / 11  # recalls 0 to 0.3, to 0.6, to 1
+  assert scoring.mean_average_precision(scores, targets) == pytest.approx(expected)
+  targets[4, 1] = True  # the best of the second class, which was left out
+  assert scoring.mean_average_precision(scores, targets) == pytest.approx((expected + 100) / 2)
+
+
+def test_roc_auc_is_the_share_of_pairs_in_order():
+  rng = np.random.default_rng(0)
+  scores, labels = rng.normal(size=(30, 2)).round(1), rng.integers(2, size=30)
+  margin = scores[:, 1] - scores[:, 0]
+  pairs = [(a > b) + (a == b) / 2 for a in margin[labels == 1] for b in margin[labels == 0]]
+  assert scoring.roc_auc(scores, labels) == pytest.approx(100 * np.mean(pairs))

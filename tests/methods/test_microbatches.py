@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from ssl_jax import methods, train
+from ssl_jax.data import embedded
 from ssl_jax.methods import Inputs
 from ssl_jax.run import builder
 from ssl_jax.run.devices import AXIS, Devices
 from tests.helpers import final, tiny
 from tests.methods.test_state import trace
+from tests.test_image_text import small
 
 BATCH, SIZE = 16, 12
 # (method, its settings): what is negative, how many views, which networks take part.
@@ -24,6 +26,7 @@ LINEAR = {
   'cmc': {},
   'moco': dict(queue=16, momentum=0.7, symmetric=True),
   'moco_v3': {},
+  'fnc': dict(loss='fnc', queue=16),
   'memory_bank': {},
   'isogclr': dict(loss='robust_contrastive', tau=None),
   'redundancy': dict(loss='barlow_twins', tau=None),
@@ -90,8 +93,9 @@ class Loop(methods.METHODS['simclr']):
 
 
 def distance(found, expected):
-  """The largest difference of two trees, where the largest entry of each array is 1."""
-  apart = lambda a, b: np.abs(a - b).max() / np.abs(b).max()
+  """The largest difference of two trees, where the largest entry of each array is 1; some arrays are all rounding."""
+  least = 1e-3 * max(np.abs(x).max() for x in jax.tree.leaves(expected))
+  apart = lambda a, b: np.abs(a - b).max() / max(np.abs(b).max(), least)
   return max(jax.tree.leaves(jax.tree.map(apart, found, expected)))
 
 
@@ -105,6 +109,19 @@ def test_batch_norm_is_over_each_part(devices, tmp_path):
   found = gradient(method, state, views, chosen)
   assert distance(found, expected) < 1e-4
   assert distance(gradient(dataclasses.replace(method, microbatches=1), state, views, chosen), expected) > 0.1
+
+
+@pytest.mark.slow
+def test_both_towers_of_images_and_text(monkeypatch):
+  monkeypatch.setattr(embedded, 'SIZES', {'train': 64, 'test': 32})
+  run = builder.build(small('siglip', model=dict(name='vit_tiny32', width=24, depth=1)))
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(1, 100, (BATCH, 18)).astype(np.uint32)  # and two words of the dropout key
+  given = run.initial_state(), [rng.normal(size=(BATCH, 32, 32, 3)).astype(np.float32), tokens]
+  chosen = (dataclasses.replace(run.method, microbatches=parts) for parts in (1, 4))
+  expected, found = (gradient(method, *given, Devices.choose('pmap', 2))[:2] for method in chosen)
+  assert np.abs(expected[1]['network']['text']['projector']['fc1']['kernel']).max() > 0
+  assert distance(found, expected) < 1e-4
 
 
 @pytest.mark.slow

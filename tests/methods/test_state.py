@@ -313,6 +313,7 @@ KINDS = {
   'moco_symmetric': dict(queue=16, momentum=0.7, symmetric=True, intra_batch=True, views=3),
   'moco_v3': dict(momentum=0.7, small=1),
   'moco_v3_together': dict(loss='cacr', tau=None, momentum=0.7, views=3, small=1, keys_together=True),
+  'fnc': dict(loss='fnc', momentum=0.7, views=3, queue=16, top=4, threshold=0.9, small=1),
   'memory_bank': dict(negatives=7),
   'isogclr': dict(loss='robust_contrastive', tau=None, views=3, tau_rate=0.05),
   'byol': dict(loss='byol', tau=None, momentum=0.7, small=1),
@@ -338,18 +339,17 @@ def test_the_same_state_on_any_devices(name, kind, devices):
 def test_blocks_of_queries_train_the_same(name):
   method = name.removesuffix('_symmetric')
   whole, values = trace(method, 1, **KINDS[name])
-  for devices in (1, 4):
-    other, other_values = trace(method, devices, block=3, **KINDS[name])  # 3 divides no number of queries here
+  ring = [dict(ring=True)] if name == 'simclr' else []
+  for devices, how in ((1, {}), *((4, how) for how in ({}, *ring))):
+    other, other_values = trace(method, devices, block=3, **how, **KINDS[name])  # 3 divides no number of queries here
     np.testing.assert_allclose(other_values, values, rtol=1e-5)
     chex.assert_trees_all_close(other[-1], whole[-1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('name', ['simclr', 'moco_symmetric', 'memory_bank'])
 def test_the_loss_sees_blocks(name, monkeypatch):
-  asked, of_blocks = [], pairs.NegativeBlocks.map
-  monkeypatch.setattr(
-    pairs.NegativeBlocks, 'map', lambda blocks, *given: asked.append(blocks.block) or of_blocks(blocks, *given)
-  )
+  asked, of_blocks = [], pairs.NegativeBlocks.stream
+  monkeypatch.setattr(pairs.NegativeBlocks, 'stream', lambda blocks: asked.append(blocks.block) or of_blocks(blocks))
   trace(name.removesuffix('_symmetric'), 1, block=5, **KINDS[name])  # 5: traced nowhere else
   assert set(asked) == {5}
 

@@ -88,6 +88,12 @@ METHODS = {
     'method': dict(name='moco_v3', momentum=0.9, final_momentum=None, predictor=PREDICTOR),
     'temperature': tau(0.5),
   },
+  'fnc': {
+    'views': 3,
+    'method': dict(name='fnc', queue=6 * BATCH, momentum=0.5, top=2, threshold=0.9),
+    'loss': dict(name='fnc'),
+    'temperature': tau(0.5),
+  },
   'memory_bank': {
     **BANK,
     'method': dict(name='memory_bank', momentum=0.0, negatives=500),

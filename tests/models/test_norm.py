@@ -136,3 +136,14 @@ def test_initialization_does_not_update_the_running_statistics():
   stats = BatchNorm(axis_name='batch').init(jax.random.key(0), x, train=True)['batch_stats']
   np.testing.assert_array_equal(stats['mean'], 0)
   np.testing.assert_array_equal(stats['var'], 1)
+
+
+def test_a_mapping_that_checks_is_refused():
+  """With check_vma=True the gradient would be too large by the number of devices."""
+  mesh = jax.make_mesh((2,), ('batch',), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
+  module, x = BatchNorm(axis_name='batch'), np.ones((4, 3), np.float32)
+  variables = BatchNorm().init(jax.random.key(0), x, train=True)
+  apply = lambda x: module.apply(variables, x, train=True, mutable=['batch_stats'])[0]
+  mapped = jax.shard_map(apply, mesh=mesh, in_specs=PartitionSpec('batch'), out_specs=PartitionSpec('batch'))
+  with pytest.raises(ValueError, match=r'check_vma=True.*: give check_vma=False'):
+    jax.jit(mapped)(x)

@@ -247,3 +247,53 @@ def assert_same_network(module, reference, shape):
   assert_close(forward(variables), (evaluated, trained, updates), 1e-4)
   with jax.enable_x64(True):
     assert_close(backward(exact_variables, x.astype(np.float64), w), (gradients, (trained, updates)), 1e-9)
+
+
+class Detectron2(nn.Module):
+  """The ResNet of detectron2's R50-C4 models: backbone with stem and res2 to res4, and res5 in the box head.
+
+  As in its code: a convolution holds its norm, the projection is a `shortcut`, and STRIDE_IN_1X1 is False.
+  """
+
+  def __init__(self, stage_sizes, width=64):
+    super().__init__()
+    self.backbone, self.roi_heads = nn.Module(), nn.Module()
+    self.backbone.stem = nn.Module()
+    self.backbone.stem.conv1 = Detectron2Conv(3, width, 7, 2, 3)
+    inputs = width
+    for i, blocks in enumerate(stage_sizes):
+      owner = self.roi_heads if i == 3 else self.backbone
+      stage = []
+      for j in range(blocks):
+        stage.append(Detectron2Block(inputs, width * 2**i, 2 if i > 0 and j == 0 else 1))
+        inputs = 4 * width * 2**i
+      setattr(owner, f'res{i + 2}', nn.Sequential(*stage))
+
+  def forward(self, x):
+    x = torch.relu(self.backbone.stem.conv1(x))
+    x = nn.functional.max_pool2d(x, kernel_size=3, stride=2, padding=1)
+    for stage in (self.backbone.res2, self.backbone.res3, self.backbone.res4, self.roi_heads.res5):
+      x = stage(x)
+    return x
+
+
+class Detectron2Conv(nn.Conv2d):
+  def __init__(self, inputs, outputs, kernel, stride=1, padding=0):
+    super().__init__(inputs, outputs, kernel, stride, padding, bias=False)
+    self.norm = nn.BatchNorm2d(outputs)
+
+  def forward(self, x):
+    return self.norm(super().forward(x))
+
+
+class Detectron2Block(nn.Module):
+  def __init__(self, inputs, width, stride):
+    super().__init__()
+    self.shortcut = Detectron2Conv(inputs, 4 * width, 1, stride) if inputs != 4 * width else None
+    self.conv1 = Detectron2Conv(inputs, width, 1)
+    self.conv2 = Detectron2Conv(width, width, 3, stride, 1)
+    self.conv3 = Detectron2Conv(width, 4 * width, 1)
+
+  def forward(self, x):
+    y = self.conv3(torch.relu(self.conv2(torch.relu(self.conv1(x)))))
+    return torch.relu(y + (x if self.shortcut is None else self.shortcut(x)))

@@ -132,6 +132,30 @@ def cacr(pos, neg, t_pos, t_neg, cost='euclidean', positive_weights='far', negat
   return [a + r for a, r in zip(attractions, repulsions, strict=True)]
 
 
+def cacr_margin(pos, neg, margin, t_pos, t_neg, cost='euclidean', positive_weights='far', negative_weights='near'):
+  values = cacr(pos, neg, t_pos, t_neg, cost, positive_weights, negative_weights)
+  return [max(0.0, value + margin) for value in values]
+
+
+def false_negatives(scores, top, threshold):
+  """Which of a row of scores are among the highest `top` and above the threshold."""
+  found = []
+  for row in scores:
+    order = sorted(range(len(row)), key=lambda j: -row[j])
+    found.append([j in order[:top] and row[j] > threshold for j in range(len(row))])
+  return found
+
+
+def fnc(pos, neg, false, tau, attract=True):
+  losses = []
+  for positives, negatives, flags in zip(pos, neg, false, strict=True):
+    kept = [s for s, flag in zip(negatives, flags, strict=True) if attract or not flag]
+    total = math.log(math.fsum(math.exp(s / tau) for s in [*positives, *kept]))
+    drawn = [*positives, *(s for s, flag in zip(negatives, flags, strict=True) if flag and attract)]
+    losses.append(mean(total - s / tau for s in drawn))
+  return losses
+
+
 def triplet(pos, neg, margin):
   return [
     max(0.0, max(2 - 2 * s for s in positives) - min(2 - 2 * s for s in negatives) + margin)

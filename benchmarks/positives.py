@@ -1,0 +1,97 @@
+"""What more positives cost: a training step of CACR and of other losses, in time and memory (CACR, Tables 14 and 17).
+
+  python -m benchmarks.positives            # on a GPU: the paper's networks and batches
+  python -m benchmarks.positives --quick    # on a CPU: smaller ones, to see that it works
+
+Table 14: the small AlexNet on 32 pixels, batch 128, K = 1, 2, 4, 6, 8 and 10. Table 17: MoCo v2 with a ResNet-50 on 224
+pixels, a queue of 65,536 and the batch of each method. The paper's times are for a Tesla V100; those of Table 14 are so
+short that they may be of the loss alone. Both are measured here: the loss on embeddings that are ready, and the whole
+step with its views, forward, backward and update.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import timing
+from ssl_jax import config, methods, pairs
+from ssl_jax.data.views import image_views
+from ssl_jax.run import optimizers
+from ssl_jax.run.state import State
+from ssl_jax.run.update import make_update
+
+QUICK_RESNET = ('model.width=4', 'model.stage_sizes=(1,1)', 'data.image_size=32', 'method.queue=256')
+POSITIVES = (1, 2, 4, 6, 8, 10)
+# Table 17: (name, option of configs/imagenet.py, views, batch).
+METHODS = (
+  ('CL', 'moco', 2, 256),
+  ('AU-CL', 'align_uniform_moco', 2, 256),
+  ('HN-CL', 'hard_negative_moco', 2, 256),
+  ('CACR, K = 1', 'cacr_moco_k1', 2, 256),
+  ('CL, K = 4', 'cmc_moco', 5, 64),
+  ('CACR, K = 2', 'cacr_moco', 3, 128),
+  ('CACR, K = 3', 'cacr_moco', 4, 64),
+  ('CACR, K = 4', 'cacr_moco', 5, 64),
+)
+
+
+def step(path: str, *overrides: str) -> tuple[Callable[[], Any], Callable, tuple]:
+  """(a call that makes one training step, the jitted step, its arguments) of a config on random images."""
+  chosen = config.load(path, overrides)
+  clock: dict[str, int] = dict(steps_per_epoch=100, total_steps=10_000)
+  method = methods.create(chosen, examples=chosen.batch_size, **clock)
+  size, batch = chosen.data.image_size, chosen.batch_size
+  images = np.random.default_rng(0).integers(256, size=(batch, size, size, 3), dtype=np.uint8)
+  params, stats, extra = jax.jit(method.init)(jax.random.key(0), jnp.zeros((2, size, size, 3)))
+  rate = optimizers.learning_rate(chosen.optimizer, batch_size=batch, **clock)
+  optimizer = optimizers.create(chosen.optimizer, rate)
+  state = State(jnp.zeros((), jnp.int32), params, stats, extra, jax.jit(optimizer.init)(params))
+  update = jax.jit(make_update(method, optimizer, rate, image_views(chosen, on_device=True).training, seed=0))
+  given = (state, jnp.asarray(images), jnp.arange(batch))
+  return lambda: update(*given), update, given
+
+
+def loss(path: str, *overrides: str) -> tuple[Callable[[], Any], Callable, tuple]:
+  """The same for the loss and its gradient on embeddings that are ready."""
+  chosen = config.load(path, overrides)
+  contrast = methods.parts(chosen).contrast
+  views = [jax.random.normal(jax.random.key(v), (chosen.batch_size, 128)) for v in range(chosen.views)]
+  count = len(views) * (len(views) - 1) // 2
+
+  def value(views):
+    pos, neg, where = pairs.by_view_pair(*views)
+    return jnp.mean(contrast(pos, neg, where, view_pairs=count))
+
+  gradient = jax.jit(jax.grad(value))
+  return lambda: gradient(views), gradient, (views,)
+
+
+def main() -> None:
+  quick = timing.arguments(__doc__).quick
+  table = timing.Table(__doc__, quick, ratio='K / K = 1')
+  for title, make in (('loss', loss), ('step', step)):
+    calls, programs = {}, {}
+    for k in POSITIVES[:3] if quick else POSITIVES:
+      small = ('batch_size=16',) if quick else ()
+      name = f'K = {k}'
+      calls[name], *programs[name] = make('configs/cifar10.py:cacr', f'views={k + 1}', 'deterministic=False', *small)
+    measure(table, f'Table 14, {title}', calls, programs)
+  calls, programs = {}, {}
+  for name, option, views, batch in METHODS:
+    sizes = (f'batch_size={batch // 16}', *QUICK_RESNET) if quick else (f'batch_size={batch}',)
+    calls[name], *programs[name] = step(f'configs/imagenet.py:{option}', f'views={views}', *sizes)
+  measure(table, 'Table 17, step', calls, programs)
+
+
+def measure(table: timing.Table, case: str, calls: dict[str, Callable], programs: dict[str, list]) -> None:
+  """One row per entry: seconds of the first call and of the others, MiB beside the arguments, ratio to the first."""
+  memory = functools.cache(lambda name: timing.jax_memory(programs[name][0], *programs[name][1]))
+  table.compare(case, calls, memory=memory)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,275 @@
+"""Few-shot classification with an encoder by the protocol of ELEVATER (Li et al. 2022), as CACR's Table 6 uses it.
+
+A few training images per class are drawn, the shots. Learning rate and weight decay are chosen on a fifth of them, held
+out, and the classifier is then trained on all of them:
+
+- a head of batch norm without scale and bias and a linear layer is trained alone (linear probing), or with the encoder
+  (fine-tuning), on images without augmentation;
+- SGD with Nesterov momentum 0.9 at a constant learning rate, batches of 32, weight decay of every parameter as an L2
+  term; cross-entropy, or binary cross-entropy in a set of several labels per image;
+- for each learning rate, seven weight decays, then a search of ever smaller steps around the best. Each candidate is
+  trained for 10 epochs and scored by the metric of the set, and the best is trained for 50.
+
+The toolkit of ELEVATER reports the best epoch on the test images, and scores candidates at their best epoch; here it is
+the last epoch everywhere. All batches of an epoch have the same size, so up to one image per batch is left out.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from ssl_jax.data import pipeline
+from ssl_jax.models.norm import BatchNorm
+
+MOMENTUM = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+  """How a classifier is trained on a few images per class; the defaults are ELEVATER's."""
+
+  shots: int = 5
+  held_out: float = 0.2  # share of the shots of each class on which candidates are scored
+  search_epochs: int = 10
+  epochs: int = 50
+  batch: int = 32
+  learning_rates: tuple[float, ...] = tuple(10.0**power for power in range(-6, 0))
+  decays: tuple[float, float, int] = (-6.0, 6.0, 97)  # the grid: from 10^low to 10^high, and how many
+  first: int = 16  # of the grid, the distance between the weight decays that are tried first
+  then: tuple[int, ...] = (8, 4, 2, 1)  # steps to both sides of the best so far, tried in turn
+
+  def grid(self) -> np.ndarray:
+    """The weight decays, in order."""
+    return np.logspace(*self.decays)
+
+
+class Chosen(NamedTuple):
+  """The hyper-parameters that the held-out shots chose."""
+
+  learning_rate: float
+  weight_decay: float
+  score: float  # on the held-out shots
+
+
+def draw(targets: np.ndarray, shots: int, seed: int) -> np.ndarray:
+  """Sorted positions of `shots` random examples per class, or all of a class that has fewer.  [n] or [n, c] -> [m]
+
+  In a set of several labels per image, images are drawn until every class has enough of them.
+  """
+  order = np.random.default_rng(seed).permutation(len(targets))
+  return np.sort(order[_first(targets[order], lambda count: shots)])
+
+
+def held_out(targets: np.ndarray, share: float) -> np.ndarray:
+  """Which shots choose the hyper-parameters: at least one per class.  [n] or [n, c] -> bool [n]"""
+  kept = np.zeros(len(targets), bool)
+  kept[_first(targets, lambda count: math.ceil(count * share))] = True
+  return kept
+
+
+def _first(targets: np.ndarray, wanted: Callable[[int], int]) -> np.ndarray:
+  """Positions of the first examples that give each class, of `count` examples, the wanted number of them."""
+  one_hot = targets if targets.ndim == 2 else targets[:, None] == np.arange(targets.max() + 1)[None, :]
+  missing = np.array([wanted(int(count)) for count in one_hot.sum(axis=0)])
+  chosen = []
+  for position, classes in enumerate(np.asarray(one_hot, bool)):
+    if (missing[classes] > 0).any():
+      chosen.append(position)
+      missing = missing - classes
+  return np.array(chosen, int)
+
+
+def search(protocol: Protocol, score: Callable[[Sequence[tuple[float, float]]], Sequence[float]]) -> Chosen:
+  """The best (learning rate, weight decay); of equals, the smallest learning rate, and its first decay.
+
+  `score` takes pairs of them and returns what each reaches on the held-out shots.
+  """
+  grid, rates = protocol.grid(), protocol.learning_rates
+  best = {rate: (0, -1.0) for rate in rates}  # (place in the grid, score)
+
+  def try_all(places):
+    tried = [(rate, place) for rate in rates for place in places(best[rate][0])]
+    for (rate, place), found in zip(tried, score([(rate, float(grid[place])) for rate, place in tried]), strict=True):
+      if found > best[rate][1]:
+        best[rate] = place, float(found)
+
+  try_all(lambda _: range(0, len(grid), protocol.first))
+  for step in protocol.then:
+    near = lambda peak, step=step: [place for place in (peak - step, peak + step) if 0 <= place < len(grid)]
+    try_all(near)
+  rate = max(rates, key=lambda rate: best[rate][1])  # the first of equals
+  return Chosen(rate, float(grid[best[rate][0]]), best[rate][1])
+
+
+class Head(nn.Module):
+  """Batch norm without scale and bias, then a linear layer.  [n, d] -> [n, classes]"""
+
+  classes: int
+
+  @nn.compact
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    x = BatchNorm(affine=False, name='norm')(x, train)
+    uniform = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')  # torch.nn.Linear's
+    return nn.Dense(self.classes, kernel_init=uniform, precision=jax.lax.Precision.HIGHEST, name='linear')(x)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+  """A classifier as pure functions of variables {'params': ..., 'batch_stats': ...}.
+
+  Attributes:
+    start: seed -> the variables before training.
+    apply: (variables, inputs, train) -> logits and, in training, the new running statistics.
+    several: whether images have several labels.
+    together: whether candidates are trained at once, by `jax.vmap`; otherwise one after the other.
+  """
+
+  start: Callable[[int], Any]
+  apply: Callable[..., tuple[jax.Array, Any]]
+  several: bool
+  together: bool
+
+  @functools.cached_property
+  def update(self) -> Callable:
+    """(state, rate, decay, inputs [b, ...], targets [b] or [b, c]) -> state, of one candidate or of several."""
+
+    def update(state, rate, decay, inputs, targets):
+      def loss(params):
+        logits, stats = self.apply({'params': params, 'batch_stats': state['batch_stats']}, inputs, True)
+        return self.loss(logits, targets), stats
+
+      grads, stats = jax.grad(loss, has_aux=True)(state['params'])
+      grads = jax.tree.map(lambda g, p: g + decay * p, grads, state['params'])
+      trace = jax.tree.map(lambda t, g: MOMENTUM * t + g, state['trace'], grads)
+      step = lambda p, g, t: p - rate * (g + MOMENTUM * t)
+      params = jax.tree.map(step, state['params'], grads, trace)
+      return {'params': params, 'batch_stats': stats, 'trace': trace}
+
+    return jax.jit(jax.vmap(update, in_axes=(0, 0, 0, None, None)) if self.together else update, donate_argnums=0)
+
+  @functools.cached_property
+  def logits(self) -> Callable:
+    """(variables, inputs) -> [b, c], of one candidate or, if `together`, of several [s, b, c]."""
+    one = lambda variables, inputs: self.apply(variables, inputs, False)[0]
+    return jax.jit(jax.vmap(one, in_axes=(0, None)) if self.together else one)
+
+  def loss(self, logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean cross-entropy of classes [b], or mean binary cross-entropy of labels [b, c]."""
+    if self.several:
+      return optax.sigmoid_binary_cross_entropy(logits, targets.astype(logits.dtype)).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+
+def on_features(width: int, classes: int, several: bool) -> Model:
+  """A head on fixed features [n, width]: linear probing."""
+  head = Head(classes)
+  return Model(lambda seed: _start(head, width, seed), _applied(head), several, together=True)
+
+
+def on_encoder(encoder: nn.Module, variables: Any, shown: Callable, width: int, classes: int, several: bool) -> Model:
+  """A head on an encoder that is trained too: fine-tuning. Inputs are images uint8, which `shown` normalizes."""
+  head = Head(classes)
+  stats = variables.get('batch_stats', {})
+
+  def start(seed):
+    mine = _start(head, width, seed)
+    return {
+      'params': {'encoder': variables['params'], 'head': mine['params']},
+      'batch_stats': {'encoder': stats, 'head': mine['batch_stats']},
+    }
+
+  def apply(both, images, train):
+    of = lambda part: {'params': both['params'][part], 'batch_stats': both['batch_stats'][part]}
+    x, encoder_stats = _applied(encoder)(of('encoder'), jax.vmap(shown)(images), train)
+    logits, head_stats = _applied(head)(of('head'), jnp.asarray(x, jnp.float32), train)
+    return logits, {'encoder': encoder_stats, 'head': head_stats}
+
+  return Model(start, apply, several, together=False)
+
+
+def _start(head: Head, width: int, seed: int) -> Any:
+  return jax.device_get(jax.jit(lambda: head.init(jax.random.key(seed), jnp.zeros((2, width)), train=False))())
+
+
+def _applied(module: nn.Module) -> Callable:
+  """(variables, inputs, train) -> outputs and the new running statistics."""
+
+  def apply(variables, inputs, train):
+    if not train:
+      return module.apply(variables, inputs, train=False), variables['batch_stats']
+    outputs, changed = module.apply(variables, inputs, train=True, mutable=['batch_stats'])
+    return outputs, changed.get('batch_stats', {})
+
+  return apply
+
+
+def train(
+  model: Model,
+  inputs: np.ndarray,
+  targets: np.ndarray,
+  candidates: Sequence[tuple[float, float]],
+  *,
+  epochs: int,
+  batch: int,
+  seed: int,
+) -> list[Any]:
+  """The variables of each candidate (learning rate, weight decay) after training, on the device.
+
+  If the model trains candidates together, the result is one tree with a leading axis.
+  """
+  count = -(-len(inputs) // batch)
+  size = len(inputs) // count
+  rates, decays = (jnp.asarray(values, jnp.float32) for values in zip(*candidates, strict=True))
+  start = model.start(seed)
+  fresh = {**start, 'trace': jax.tree.map(np.zeros_like, start['params'])}
+
+  def trained(state, rate, decay):
+    for epoch in range(epochs):
+      order = pipeline.order(seed, epoch, len(inputs))[: count * size].reshape(count, size)
+      for rows in order:
+        state = model.update(state, rate, decay, inputs[rows], targets[rows])
+    return {name: state[name] for name in ('params', 'batch_stats')}
+
+  if model.together:
+    several = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (len(candidates), *x.shape)), fresh)
+    return [trained(several, rates, decays)]
+  return [trained(jax.tree.map(jnp.array, fresh), rate, decay) for rate, decay in zip(rates, decays, strict=True)]
+
+
+def predictions(model: Model, variables: Sequence[Any], inputs: np.ndarray, batch: int) -> list[np.ndarray]:
+  """Logits [n, c] of each candidate of `train`."""
+  found = []
+  for part in variables:
+    blocks = []
+    for start in range(0, len(inputs), batch):
+      rows = inputs[start : start + batch]
+      padding = [(0, min(batch, len(inputs)) - len(rows)), *[(0, 0)] * (rows.ndim - 1)]  # one shape, one compilation
+      blocks.append(np.asarray(model.logits(part, np.pad(rows, padding)))[..., : len(rows), :])
+    logits = np.concatenate(blocks, axis=-2)
+    found += list(logits) if model.together else [logits]
+  return found
+
+
+def choose(
+  model: Model, inputs: np.ndarray, targets: np.ndarray, metric: Callable, protocol: Protocol, seed: int
+) -> Chosen:
+  """The hyper-parameters that are best on the held-out shots. A candidate that diverges scores 0."""
+  out = held_out(targets, protocol.held_out)
+
+  def score(candidates):
+    settings: dict[str, Any] = dict(epochs=protocol.search_epochs, batch=protocol.batch, seed=seed)
+    scores = []
+    for group in [candidates] if model.together else [[one] for one in candidates]:  # one encoder at a time
+      variables = train(model, inputs[~out], targets[~out], group, **settings)
+      scores += predictions(model, variables, inputs[out], max(protocol.batch, 256))
+    return [metric(found, targets[out]) if np.isfinite(found).all() else 0.0 for found in scores]
+
+  return search(protocol, score)

@@ -1,0 +1,340 @@
+"""Transfer of an encoder to other image sets with a few labels per class: --mode=transfer, CACR's Table 6.
+
+Each set is classified by linear probing and by fine-tuning, with the protocol of `few_shot` and the metric of the set,
+for several draws of the shots. The results go to transfer.json and transfer.md of the workdir after each of them, and
+what is there already is not repeated.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from ml_collections import ConfigDict
+
+from ssl_jax import models
+from ssl_jax.config import set_name
+from ssl_jax.data import resolve, sources
+from ssl_jax.data.modality import modality_of
+from ssl_jax.evals import check, features, few_shot
+from ssl_jax.evals.scoring import METRICS, mean_and_spread
+from ssl_jax.models import torch_weights
+from ssl_jax.run.devices import Devices
+from ssl_jax.workdir import files
+from ssl_jax.workdir.checkpoints import Checkpoints
+
+SEEDS = (0, 1, 2)  # draws of the shots, unless eval.seeds names several
+KINDS = {'finetune': 'fine-tuned', 'linear': 'linear'}
+OWN_SHARE = 0.2  # of the images of a folder without splits, for testing
+
+
+class Known(NamedTuple):
+  """A set of ELEVATER: its metric, and its name and splits in tfds; '' if tfds does not have it."""
+
+  metric: str
+  tfds: str = ''
+  train: str = 'train'
+  test: str = 'test'
+
+
+# The 20 sets of Table 6 in its order. EuroSAT and RESISC45 have no split in tfds; of EuroSAT, ELEVATER has 5,000 images
+# for training and 5,000 for testing, of RESISC45 3,150 and 25,200. Sets without a tfds name need a folder.
+ELEVATER = {
+  'caltech101': Known('mean_per_class', 'caltech101'),
+  'cifar10': Known('accuracy', 'cifar10'),
+  'cifar100': Known('accuracy', 'cifar100'),
+  'country211': Known('accuracy'),
+  'dtd': Known('accuracy', 'dtd'),
+  'eurosat': Known('accuracy', 'eurosat/rgb', 'train[:5000]', 'train[5000:10000]'),
+  'fer2013': Known('accuracy'),
+  'fgvc_aircraft': Known('mean_per_class'),
+  'food101': Known('accuracy', 'food101', test='validation'),
+  'gtsrb': Known('accuracy'),
+  'hateful_memes': Known('roc_auc'),
+  'kitti_distance': Known('accuracy'),
+  'mnist': Known('accuracy', 'mnist'),
+  'oxford_flowers102': Known('mean_per_class', 'oxford_flowers102'),
+  'oxford_iiit_pet': Known('mean_per_class', 'oxford_iiit_pet'),
+  'patch_camelyon': Known('accuracy', 'patch_camelyon'),
+  'rendered_sst2': Known('accuracy'),
+  'resisc45': Known('accuracy', 'resisc45', 'train[:3150]', 'train[3150:28350]'),
+  'stanford_cars': Known('accuracy', 'cars196'),
+  'voc2007': Known('map', 'voc/2007'),
+}
+
+
+class Target(NamedTuple):
+  """A set to transfer to."""
+
+  name: str
+  metric: str
+  data: dict[str, Any]  # a config section `data`
+
+
+def parse(text: str, config: ConfigDict) -> Target:
+  """The set that an argument names: NAME of `ELEVATER` or of tfds, FOLDER, or NAME=FOLDER; then :METRIC, or none."""
+  what, colon, metric = text.rpartition(':')
+  what, metric = (what, metric) if colon and metric in METRICS else (text, '')
+  name, _, folder = what.partition('=')
+  if not folder and (('/' in name and name not in _tfds_names()) or name.startswith(('.', '~'))):
+    name, folder = set_name(name), name
+  if not name or name.startswith('-'):
+    raise ValueError(f'{text!r} is not a set: give NAME, FOLDER or NAME=FOLDER, such as cifar10 or birds=/data/birds')
+  known = ELEVATER.get(name, Known('accuracy', '' if folder else name))
+  if not folder and not known.tfds:
+    raise ValueError(f'{name!r} is not a set of tfds: give its folder, such as {name}=/data/{name}')
+  own = dict(source='folder', path=folder, train_split='auto', test_split='auto', held_out=OWN_SHARE)
+  path = config.data.path if config.data.source == 'tfds' else ''
+  other = dict(source='tfds', path=path, train_split=known.train, test_split=known.test, held_out=0.0)
+  place = {**own, 'name': name} if folder else {**other, 'name': known.tfds}
+  return Target(name, metric or known.metric, {**config.data.to_dict(), 'classes': '', **place})
+
+
+def _tfds_names() -> set[str]:
+  """Names with a slash: configurations of tfds sets."""
+  return {known.tfds for known in ELEVATER.values() if '/' in known.tfds}
+
+
+class Opened(NamedTuple):
+  """The images of a set with their targets: classes [n], or bools [n, c] in a set of several labels per image."""
+
+  train: sources.Source
+  test: sources.Source
+  train_targets: np.ndarray
+  test_targets: np.ndarray
+
+  @property
+  def classes(self) -> int:
+    several = self.train_targets.ndim == 2
+    return self.train_targets.shape[1] if several else int(max(self.train_targets.max(), self.test_targets.max())) + 1
+
+
+def open_set(target: Target) -> Opened:
+  """The images of a set, with nothing decoded yet. Raises a ValueError in one line where they do not fit its metric."""
+  try:
+    found = {split: sources.load(resolve.locate(target.data), split) for split in ('train', 'test')}
+    targets = _targets(found)
+  except ValueError as error:
+    raise ValueError(f'transfer to {target.name!r}: {error}') from error
+  opened = Opened(found['train'], found['test'], targets['train'], targets['test'])
+  several = opened.train_targets.ndim == 2
+  if several != (target.metric == 'map'):
+    fix = 'append :map' if several else 'append :accuracy'
+    labels = 'several labels per image' if several else 'one label per image'
+    raise ValueError(f'transfer to {target.name!r}: it has {labels}, which metric {target.metric!r} is not for: {fix}')
+  if target.metric == 'roc_auc' and opened.classes != 2:
+    raise ValueError(f'transfer to {target.name!r}: roc_auc is for two classes, and it has {opened.classes}')
+  return opened
+
+
+def _targets(found: Mapping[str, sources.Source]) -> dict[str, np.ndarray]:
+  if all(source.labels is not None for source in found.values()):
+    return {split: check.labels(f'labels of {split}', source.labels, len(source)) for split, source in found.items()}
+  several = {split: source.several() for split, source in found.items()}
+  if any(labels is None for labels in several.values()):
+    raise ValueError('its images have no labels: give class folders, or labels.csv beside the images of each split')
+  names = sorted({name for labels in several.values() for own in labels or () for name in own})
+  number = {name: k for k, name in enumerate(names)}
+  targets = {split: np.zeros((len(found[split]), len(names)), bool) for split in found}
+  for split, labels in several.items():
+    for row, own in zip(targets[split], labels or (), strict=True):
+      row[[number[name] for name in own]] = True
+  return targets
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Encoder:
+  """An encoder with its weights, on all devices."""
+
+  config: ConfigDict
+  module: nn.Module
+  variables: Any
+  step: int  # of the run; 0 for weights from a file
+  devices: Devices
+
+  @functools.cached_property
+  def shown(self) -> Callable[[jax.Array], jax.Array]:
+    return modality_of(self.config).views(self.config, on_device=True).shown
+
+  def logits(self, model: few_shot.Model, variables: Any, source: sources.Source) -> np.ndarray:
+    """Those of a classifier that takes images, for all images of a source."""
+    apply = lambda params, stats, images: model.apply(_both(params, stats), images, False)[0]
+    return self._extract(apply, variables)(source)
+
+  def features(self, source: sources.Source) -> np.ndarray:
+    """[n, d] of all images of a source."""
+    apply = lambda params, stats, images: self.module.apply(_both(params, stats), jax.vmap(self.shown)(images), False)
+    return self._extract(apply, self.variables)(source)
+
+  def images(self, source: sources.Source) -> np.ndarray:
+    """uint8 [n, size, size, 3]"""
+    return features.squares(source, np.arange(len(source)), features.image_size(self.config))[0]
+
+  def _extract(self, apply: Callable, variables: Any) -> Callable[[sources.Source], np.ndarray]:
+    mapped = self.devices.map(
+      lambda params, stats, images, positions: {'found': apply(params, stats, images)},
+      replicated=2,
+      sharded=2,
+      out='sharded',
+    )
+    weights = self.devices.replicate((variables['params'], variables.get('batch_stats', {})))
+    sizes: dict[str, Any] = dict(size=features.image_size(self.config), batch_size=self.config.eval.batch_size)
+    return lambda source: features.extract(mapped, self.devices, weights[0], weights[1], source, **sizes)[0]['found']
+
+
+def _both(params: Any, stats: Any) -> dict[str, Any]:
+  return {'params': params, 'batch_stats': stats}
+
+
+def encoder_of(config: ConfigDict, workdir: pathlib.Path) -> Encoder:
+  """The encoder of a workdir's newest checkpoint or, without one, of the weights that `init` names."""
+  if modality_of(config).name != 'images':
+    raise ValueError(f'model.name = {config.model.name!r} encodes sentences: --mode=transfer is for images')
+  module = models.create(dtype=jnp.dtype(config.dtype), **config.model)
+  devices = Devices.choose(config.parallel.map, config.parallel.devices)
+  size = config.data.image_size
+  if files.saved(workdir):
+    checkpoints = Checkpoints(workdir)
+    state = checkpoints.newest()
+    checkpoints.close()
+    params, stats = state.evaluated
+    variables = {'params': params['network']['encoder'], 'batch_stats': stats.get('encoder', {})}
+    return Encoder(config, module, variables, int(state.step), devices)
+  if not config.init:
+    raise ValueError(f'--workdir={str(workdir)!r} has no checkpoint yet: train first, or set init to a file of weights')
+  if config.init == 'random':
+    example = module.example(size)
+    found = jax.device_get(jax.jit(lambda: module.init(jax.random.key(config.seed), example, train=False))())
+  else:
+    found = torch_weights.load(config.init, module, size)
+  return Encoder(config, module, {'batch_stats': {}, **found}, 0, devices)
+
+
+def transfer(
+  config: ConfigDict,
+  workdir: str,
+  arguments: Sequence[str] = (),
+  protocol: few_shot.Protocol = few_shot.Protocol(),  # noqa: B008  # it is frozen
+) -> dict:
+  """Evaluates the encoder of a workdir on the sets that `arguments` name (`parse`); by default all of ELEVATER's.
+
+  Every set is opened before the first one is evaluated. Returns the content of transfer.json.
+  """
+  if config.parallel.processes > 1:
+    raise ValueError(f'parallel.processes = {config.parallel.processes} must be 1 for --mode=transfer')
+  targets = [parse(text, config) for text in arguments or ELEVATER]
+  if twice := [t.name for k, t in enumerate(targets) if t.name in {other.name for other in targets[:k]}]:
+    raise ValueError(f'{twice[0]!r} is given twice: name another set, or call it NAME=FOLDER')
+  if not config.init:
+    files.read_config(workdir)
+  path = files.check(workdir, config.to_dict())
+  encoder, opened = encoder_of(config, path), {target.name: open_set(target) for target in targets}
+  seeds = tuple(int(seed) for seed in config.eval.seeds) if len(config.eval.seeds) > 1 else SEEDS
+  file, begin = path / 'transfer.json', time.monotonic()
+  results: dict[str, Any] = {'sets': {}}
+  if file.exists():
+    results = files.read_json(file)
+  for place, target in enumerate(targets, start=1):
+    settings = _settings(encoder, target, protocol, seeds)
+    entry: dict[str, Any] = results['sets'].get(target.name, {})
+    if entry.get('settings') != settings:
+      entry = {'metric': target.metric, 'settings': settings}
+    for kind, words in KINDS.items():
+      what = f'{target.name} ({place} of {len(targets)}), {words}'
+      if kind in entry:
+        print(f'transfer: {what}: done before, {entry[kind]["mean"]:.2f}', flush=True)
+        continue
+      say = lambda text, what=what: print(f'transfer, {time.monotonic() - begin:.0f} s: {what}: {text}', flush=True)
+      entry[kind] = _evaluate(encoder, opened[target.name], target.metric, kind, protocol, seeds, say)
+      results['sets'][target.name] = entry
+      results['mean'] = {k: _mean(results['sets'], k) for k in KINDS}
+      files.write_text(file, json.dumps(results, indent=2, allow_nan=False) + '\n')
+      files.write_text(path / 'transfer.md', markdown(results))
+  print(f'{path / "transfer.md"} has the table of {len(results["sets"])} sets', flush=True)
+  return results
+
+
+def _settings(encoder: Encoder, target: Target, protocol: few_shot.Protocol, seeds: Sequence[int]) -> dict[str, Any]:
+  """What a result depends on, as JSON has it."""
+  data = {key: target.data[key] for key in ('source', 'name', 'train_split', 'test_split', 'held_out')}
+  known = {'step': encoder.step, 'init': encoder.config.init if not encoder.step else '', 'seeds': list(seeds)}
+  known |= {'metric': target.metric, 'crop': encoder.config.eval.crop, 'data': data}
+  return json.loads(json.dumps({**known, 'protocol': dataclasses.asdict(protocol)}))
+
+
+def _evaluate(
+  encoder: Encoder,
+  data: Opened,
+  metric: str,
+  kind: str,
+  protocol: few_shot.Protocol,
+  seeds: Sequence[int],
+  say: Callable[[str], None],
+) -> dict[str, Any]:
+  """The metric for each draw of the shots, and the hyper-parameters that its held-out shots chose."""
+  scores: list[float] = []
+  chosen: list[few_shot.Chosen] = []
+  for seed, found, logits in _fits(encoder, data, METRICS[metric], kind, protocol, seeds):
+    check.finite('logits of the classifier', logits, 'evaluate an encoder that has not diverged')
+    scores.append(METRICS[metric](logits, data.test_targets[data.test.readable()]))
+    chosen.append(found)
+    say(f'seed {seed}: {scores[-1]:.2f} (learning rate {found.learning_rate:g}, decay {found.weight_decay:.3g})')
+  mean, spread = mean_and_spread(scores)
+  columns = {field: [getattr(one, field) for one in chosen] for field in few_shot.Chosen._fields}
+  return {'mean': mean, 'std': spread, 'seeds': scores, 'held_out': columns.pop('score'), **columns}
+
+
+def _fits(
+  encoder: Encoder, data: Opened, metric: Callable, kind: str, protocol: few_shot.Protocol, seeds: Sequence[int]
+) -> Iterator[tuple[int, few_shot.Chosen, np.ndarray]]:
+  """(seed, the chosen hyper-parameters, the logits of all test images)"""
+  several = data.train_targets.ndim == 2
+  test = encoder.features(data.test) if kind == 'linear' else None
+  width = jax.eval_shape(
+    lambda: encoder.module.apply(encoder.variables, encoder.module.example(encoder.config.data.image_size), False)
+  ).shape[1]
+  if kind == 'linear':
+    model = few_shot.on_features(width, data.classes, several)
+  else:
+    model = few_shot.on_encoder(encoder.module, encoder.variables, encoder.shown, width, data.classes, several)
+  for seed in seeds:
+    rows = few_shot.draw(data.train_targets, protocol.shots, seed)
+    source, targets = data.train.subset(rows), data.train_targets[rows]
+    inputs = encoder.features(source) if kind == 'linear' else encoder.images(source)
+    found = few_shot.choose(model, inputs, targets, metric, protocol, seed)
+    settings: dict[str, Any] = dict(epochs=protocol.epochs, batch=protocol.batch, seed=seed)
+    (fitted,) = few_shot.train(model, inputs, targets, [(found.learning_rate, found.weight_decay)], **settings)
+    if test is None:
+      logits = encoder.logits(model, jax.device_get(fitted), data.test)
+    else:
+      (logits,) = few_shot.predictions(model, [fitted], test, 4096)
+    yield seed, found, logits
+
+
+def _mean(sets: Mapping[str, Mapping], kind: str) -> float | None:
+  """The mean over the sets, if all have this kind."""
+  found = [entry[kind]['mean'] for entry in sets.values() if kind in entry]
+  return float(np.mean(found)) if len(found) == len(sets) else None
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+  """The table: one line per set, mean ± standard deviation over the draws of the shots."""
+  lines = [f'| set | metric | {" | ".join(KINDS.values())} |', f'|---|---|{"---|" * len(KINDS)}']
+
+  def cell(entry, kind):
+    if kind not in entry:
+      return '—'
+    spread = entry[kind]['std']
+    return f'{entry[kind]["mean"]:.1f}' + ('' if spread is None else f' ± {spread:.1f}')
+
+  for name, entry in results['sets'].items():
+    lines.append(f'| {name} | {entry["metric"]} | {" | ".join(cell(entry, kind) for kind in KINDS)} |')
+  means = ['—' if (value := results['mean'][kind]) is None else f'{value:.1f}' for kind in KINDS]
+  return '\n'.join([*lines, f'| mean | | {" | ".join(means)} |']) + '\n'

@@ -1,0 +1,300 @@
+"""Reductions over keys in one pass over the chip: GPU kernels that never write a similarity to memory.
+
+`sums` goes over the keys of a block of queries with an online logsumexp, as flash attention does; `gradient` computes
+the similarities again and multiplies their gradient with the keys at once. The function of the similarity (the
+temperature) is traced into the kernel, and so is its derivative. Nothing is added atomically: the same bits every time.
+
+Precision: a float32 number is the sum of two of bfloat16, and a product is three products of those, added up in float32
+from the smallest. That leaves about 2^-18 of each factor, where TF32 leaves 2^-11. The product of a tile is added to
+the sum over tiles outside the tensor cores: they round towards 0 at each step, which adds up over many keys.
+
+`tile_sums` and `tile_gradient` are the arithmetic of one tile, which the plain form in `ssl_jax.stream` shares.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+LOW = -1e30  # the logit of a key that is not a negative; -inf would make differences of two of them NaN
+
+
+class Stats(NamedTuple):
+  """What the gradient needs of each query: all are [Q]; `means` and `d_means` have one entry, or none without values.
+
+  `operands` are those of the function, `sums` and `means` the results of the forward pass, `d_...` their cotangents.
+  """
+
+  operands: tuple[jax.Array, ...]
+  logsumexp: jax.Array
+  d_logsumexp: jax.Array
+  means: tuple[jax.Array, ...] = ()
+  d_means: tuple[jax.Array, ...] = ()
+
+
+class Tiles(NamedTuple):
+  """Rows and columns of a tile of similarities, and the warps and stages of its kernel."""
+
+  rows: int
+  columns: int
+  warps: int
+  stages: int
+
+
+FORWARD = Tiles(128, 32, 4, 3)  # the fastest on an H200, of 9 and of 8 that were tried; up to a width of 128
+BACKWARD = Tiles(64, 64, 4, 2)
+WIDEST = 256  # wider embeddings do not fit on the chip
+
+
+def _on_tile(function: Callable, axis: int) -> Callable:
+  """A function of scalars, as one of a tile [x, y] and of operands that lie along an axis of it."""
+
+  def on_tile(s, *operands):
+    inner, outer = (None, 0) if axis == 0 else (0, None)
+    count = len(operands)
+    return jax.vmap(jax.vmap(function, (0, *[inner] * count)), (0, *[outer] * count))(s, *operands)
+
+  return on_tile
+
+
+def tile_sums(
+  function: Callable, s: jax.Array, where: jax.Array, operands: tuple[jax.Array, ...], least: jax.Array
+) -> tuple[jax.Array, ...]:
+  """(the largest logit of a row or `least`, the sum of w = e^(logit - largest), the sum of w · value, if any).
+
+  Shapes: [x, y], [x, y], each [x], [x] -> each [x].
+  """
+  logits, *values = _on_tile(function, 0)(s, *operands)
+  logits = jnp.where(where, logits, LOW)
+  top = jnp.maximum(least, jnp.max(logits, axis=1))
+  weights = jnp.exp(logits - top[:, None])
+  return top, jnp.sum(weights, axis=1), *(jnp.sum(weights * v, axis=1) for v in values)
+
+
+def tile_gradient(function: Callable, s: jax.Array, where: jax.Array, stats: Stats, axis: int) -> tuple[jax.Array, ...]:
+  """The gradient with respect to s [x, y], and with respect to each operand; the queries lie along `axis`."""
+  spread = lambda x: x[:, None] if axis == 0 else x[None]
+  (logits, *values), pull = jax.vjp(_on_tile(function, axis), s, *stats.operands)
+  weights = jnp.where(where, jnp.exp(logits - spread(stats.logsumexp)), 0)
+  d_logits, d_values = spread(stats.d_logsumexp), []
+  for value, mean, d_mean in zip(values, stats.means, stats.d_means, strict=True):
+    d_logits = d_logits + spread(d_mean) * (value - spread(mean))
+    d_values.append(weights * spread(d_mean))
+  return pull((weights * d_logits, *d_values))
+
+
+@jax.custom_jvp
+def cosine(x: jax.Array) -> jax.Array:
+  """cos x to 7e-7 for |x| < 10, as 1 - 2 sin²(x / 2), without the branch for large x of the GPU's library.
+
+  That branch doubles the time of a kernel.
+
+  >>> print(cosine(jnp.array([0.0, 1.0, 3.0])).round(4))
+  [ 1.      0.5403 -0.99  ]
+  """
+  turns = jnp.floor(x * (0.5 / math.pi) + 0.5)
+  y = x * 0.5 - turns * 3.140625 - turns * (math.pi - 3.140625)  # pi in two parts, of which the first is short
+  square = y * y
+  series = (2.5904885e-06, -1.9800897e-04, 8.3328998e-03, -1.6666648e-01, 1.0)  # sin y / y in y², by minimax
+  sine = functools.reduce(lambda total, factor: total * square + factor, series[1:], jnp.full_like(y, series[0])) * y
+  return 1 - 2 * sine * sine
+
+
+def _sine(x):
+  return cosine(x - 0.5 * math.pi)
+
+
+cosine.defjvps(lambda tangent, value, x: -tangent * _sine(x))
+_FAST: dict[str, Any] = {'cos': cosine, 'sin': _sine}
+
+
+def evaluate(jaxpr: Any, constants: Sequence[jax.Array], *arguments: jax.Array) -> list[jax.Array]:
+  """The results of a jaxpr of elementwise operations, with a cosine and a sine that are fast in a kernel.
+
+  >>> closed = jax.make_jaxpr(lambda x: 2 * jnp.cos(x))(1.0)
+  >>> print(evaluate(closed.jaxpr, closed.consts, 0.0))
+  [Array(2., dtype=float32)]
+  """
+  if any('call_jaxpr' in equation.params for equation in jaxpr.eqns):  # a function with its own derivative
+    return jax.core.eval_jaxpr(jaxpr, constants, *arguments)
+  values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
+  read = lambda x: x.val if hasattr(x, 'val') else values[x]
+  for equation in jaxpr.eqns:
+    primitive, given = equation.primitive, [read(x) for x in equation.invars]
+    if primitive.name in _FAST:
+      found = _FAST[primitive.name](*given)
+    elif primitive.name in ('jit', 'pjit'):
+      found = evaluate(equation.params['jaxpr'].jaxpr, equation.params['jaxpr'].consts, *given)
+    else:
+      found = primitive.bind(*given, **equation.params)
+    found = found if isinstance(found, list | tuple) else [found]
+    values.update(zip(equation.outvars, found, strict=True))
+  return [read(x) for x in jaxpr.outvars]
+
+
+def fit(queries: jax.Array, keys: jax.Array) -> bool:
+  """Whether the kernels take these arrays and this process has a GPU for them.
+
+  >>> fit(jnp.ones((2, 3)), jnp.ones((2, 3)))
+  False
+  """
+  if jax.default_backend() != 'gpu' or queries.shape[1] > WIDEST or not queries.dtype == keys.dtype == jnp.float32:
+    return False
+  return float(getattr(jax.devices()[0], 'compute_capability', '0')) >= 8  # bfloat16 in the tensor cores
+
+
+def sums(
+  function: Callable,
+  queries: jax.Array,
+  own: jax.Array,
+  operands: tuple[jax.Array, ...],
+  keys: jax.Array,
+  instances: jax.Array,
+  *,
+  values: bool,
+  tiles: Tiles | None = None,
+  interpret: bool = False,
+) -> tuple[jax.Array, ...]:
+  """The logsumexp of function(s, *operands) over the negatives, and the weighted mean of its values, if `values`.
+
+  Shapes: [Q, D], [Q], each [Q], [M, D], [M] -> each [Q]. It is at most LOW / 2 where a query has no negatives.
+  """
+  from jax.experimental import pallas as pl  # here, so that losses without kernels do not load it
+
+  tiles, count = tiles or _fitting(FORWARD, queries), len(operands)
+
+  def kernel(hi, lo, own, *refs):
+    operands, (k_hi, k_lo, instances), outs = refs[:count], refs[count : count + 3], refs[count + 3 :]
+    hi, lo, own, operands = hi[...], lo[...], own[...], tuple(x[...] for x in operands)
+
+    def body(j, carry):
+      at = pl.ds(j * tiles.columns, tiles.columns)
+      s = _products(hi, lo, k_hi[at, :], k_lo[at, :])
+      where = own[:, None] != instances[at][None]
+      where = where if len(keys) % tiles.columns == 0 else where & _inside(j, tiles.columns, len(keys))
+      top, *added = tile_sums(function, s, where, operands, carry[0])
+      shrink = jnp.exp(carry[0] - top)
+      return top, *(x * shrink + y for x, y in zip(carry[1:], added, strict=True))
+
+    start = (jnp.full(tiles.rows, LOW), *[jnp.zeros(tiles.rows)] * (1 + values))
+    top, total, *weighted = jax.lax.fori_loop(0, -(-len(keys) // tiles.columns), body, start)
+    for out, x in zip(outs, (top + jnp.log(total), *(x / total for x in weighted)), strict=True):
+      out[...] = x
+
+  given = [*_split(queries), own, *operands]
+  rest = [*_split(keys), instances]
+  return tuple(_call(kernel, given, rest, [()] * (1 + values), tiles, interpret))
+
+
+def gradient(
+  function: Callable,
+  x: jax.Array,
+  x_ids: jax.Array,
+  y: jax.Array,
+  y_ids: jax.Array,
+  *,
+  of_rows: Stats | None,
+  of_columns: Stats | None,
+  tiles: Tiles | None = None,
+  interpret: bool = False,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+  """The gradient with respect to x, whose rows are queries (`of_rows`), keys of the queries y (`of_columns`), or both.
+
+  Shapes: [X, D], [X], [Y, D], [Y] -> [X, D], and [X] for each operand of `of_rows`.
+  """
+  from jax.experimental import pallas as pl
+
+  tiles = tiles or _fitting(BACKWARD, x)
+  row_leaves, row_tree = jax.tree.flatten(of_rows)
+  column_leaves, column_tree = jax.tree.flatten(of_columns)
+  count, found = len(row_leaves), len(of_rows.operands) if of_rows else 0
+
+  def kernel(hi, lo, ids, *refs):
+    rows, (y_hi, y_lo, y_ids, *columns) = refs[:count], refs[count : count + 3 + len(column_leaves)]
+    d_x, *d_operands = refs[count + 3 + len(column_leaves) :]
+    hi, lo, ids, rows = hi[...], lo[...], ids[...], jax.tree.unflatten(row_tree, [r[...] for r in rows])
+
+    def body(j, carry):
+      at = pl.ds(j * tiles.columns, tiles.columns)
+      k_hi, k_lo = y_hi[at, :], y_lo[at, :]
+      s = _products(hi, lo, k_hi, k_lo)
+      where = ids[:, None] != y_ids[at][None]
+      where = where if len(y) % tiles.columns == 0 else where & _inside(j, tiles.columns, len(y))
+      d_s: Any = 0.0
+      added: Sequence[jax.Array] = ()
+      if of_rows:
+        d_s, *added = tile_gradient(function, s, where, rows, axis=0)
+      if of_columns:
+        d_s += tile_gradient(function, s, where, jax.tree.unflatten(column_tree, [c[at] for c in columns]), axis=1)[0]
+      d_hi = d_s.astype(jnp.bfloat16)
+      d_lo = (d_s - d_hi.astype(jnp.float32)).astype(jnp.bfloat16)
+      product = _dot(d_hi, k_lo, 0) + _dot(d_lo, k_hi, 0) + _dot(d_hi, k_hi, 0)
+      return carry[0] + product, *(c + a for c, a in zip(carry[1:], added, strict=True))
+
+    start = (jnp.zeros((tiles.rows, hi.shape[1])), *[jnp.zeros(tiles.rows)] * found)
+    done = jax.lax.fori_loop(0, -(-len(y) // tiles.columns), body, start)
+    for out, value in zip((d_x, *d_operands), done, strict=True):
+      out[...] = value
+
+  given = [*_split(x), x_ids, *row_leaves]
+  rest = [*_split(y), y_ids, *column_leaves]
+  d_x, *d_operands = _call(kernel, given, rest, [(_width(x),), *[()] * found], tiles, interpret)
+  return d_x[:, : x.shape[1]], tuple(d_operands)
+
+
+def _call(kernel, by_row, by_column, outs, tiles, interpret):
+  """Runs a kernel on each block of rows, with all columns; `outs` are the shapes of its results for one row."""
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import triton as plgpu
+
+  total = len(by_row[0])
+  pad = lambda x, size: jnp.pad(x, [(0, -len(x) % size), *[(0, 0)] * (x.ndim - 1)], mode='edge')
+  by_row, by_column = [pad(x, tiles.rows) for x in by_row], [pad(x, tiles.columns) for x in by_column]
+  rows = len(by_row[0])
+  block = lambda x: pl.BlockSpec((tiles.rows, *x.shape[1:]), lambda i: (i, *[0] * (x.ndim - 1)))
+  whole = lambda x: pl.BlockSpec(x.shape, lambda i: (0,) * x.ndim)
+  shapes = [jax.ShapeDtypeStruct((rows, *shape), jnp.float32) for shape in outs]
+  results = pl.pallas_call(
+    kernel,
+    grid=(rows // tiles.rows,),
+    in_specs=[*map(block, by_row), *map(whole, by_column)],
+    out_specs=[*map(block, shapes)],
+    out_shape=shapes,
+    compiler_params=plgpu.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages),
+    interpret=interpret,
+  )(*by_row, *by_column)
+  return [x[:total] for x in results]
+
+
+def _fitting(tiles: Tiles, x: jax.Array) -> Tiles:
+  return tiles._replace(rows=tiles.rows // 2) if _width(x) > 128 else tiles
+
+
+def _width(x: jax.Array) -> int:
+  """Arrays on the chip have sizes of powers of 2."""
+  return max(16, 1 << (x.shape[1] - 1).bit_length())
+
+
+def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """x [N, D] as the sum of two arrays of bfloat16, with the width padded by zeros."""
+  x = jnp.pad(x, [(0, 0), (0, _width(x) - x.shape[1])])
+  hi = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)  # XLA may leave out a conversion and back
+  return hi.astype(jnp.bfloat16), (x - hi).astype(jnp.bfloat16)
+
+
+def _dot(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
+  """The product of x [m, k] with y, [k, n] if axis is 0 and [n, k] if it is 1, in float32."""
+  return jax.lax.dot_general(x, y, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _products(hi, lo, k_hi, k_lo):
+  """Similarities [x, y] of split rows and columns, the small parts first."""
+  return _dot(hi, k_lo, 1) + _dot(lo, k_hi, 1) + _dot(hi, k_hi, 1)
+
+
+def _inside(j, size: int, total: int) -> jax.Array:
+  """[1, size], whether each column of the j-th block is one of the first `total`."""
+  return (j * size + jnp.arange(size) < total)[None]

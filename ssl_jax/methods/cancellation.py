@@ -1,0 +1,90 @@
+"""False negative cancellation (FNC, Huynh et al. 2022) with a momentum encoder and a memory of keys."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import losses, pairs
+from ssl_jax.arrays import normalize
+from ssl_jax.methods.moco import check_queue, enqueue, new_queue
+from ssl_jax.methods.momentum import Momentum
+from ssl_jax.methods.protocol import Inputs, Outputs, mean, mean_temperature
+from ssl_jax.registry import prefix
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FNC(Momentum):
+  """Each view is contrasted with the keys of all views, of the batch and of earlier ones, except those that look alike.
+
+  Keys come from the momentum encoder. A key of another image looks like an image by its largest cosine with the keys of
+  the image's own views, the support. The `top` of them, if above `threshold`, are false negatives: the loss `fnc`
+  attracts them, or leaves them out. Small crops are queries only.
+
+  Attributes:
+    queue: the number of keys of earlier batches, a multiple of batch_size; 0 for none. The keys of the first views
+      enter it, as many as it holds. The authors' memory of 16 batches with 10 views holds 6 earlier ones.
+    top, threshold: which keys are false negatives.
+  """
+
+  accepts: ClassVar[Mapping[str, Callable]] = {'fnc': losses.fnc}
+
+  queue: int = 0
+  top: int = 10
+  threshold: float = 0.7
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.queue:
+      check_queue(self.queue, self.plan.batch_size)
+    with prefix('method'):  # it checks its arguments
+      one = jnp.zeros((1, 1))
+      jax.eval_shape(lambda: losses.false_negatives(one, one > 0, top=self.top, threshold=self.threshold))
+
+  @property
+  def _queued(self) -> int:
+    """The number of views whose keys enter the queue at each step."""
+    return min(self.queue // self.plan.batch_size, self.plan.views)
+
+  def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
+    params, batch_stats, extra = super().init(key, images)
+    if self.queue:
+      count = self._queued * self.plan.batch_size
+      if self.queue % count:
+        raise ValueError(f'method.queue = {self.queue} must be a multiple of views · batch_size = {count}, or less')
+      shape = (self.queue, self.width(params, batch_stats, images))
+      extra = {**extra, **new_queue(jax.random.fold_in(key, 1), shape, count)}
+    return params, batch_stats, extra
+
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
+    slow, tau = self.follow(params, extra, inputs), self.tau(params, inputs)
+    queue = enqueue(extra) if self.queue else {}
+    keys = jnp.stack([normalize(key) for key in self.targets(slow, batch_stats, self.large(inputs))])  # [V, B, D]
+    queries, stats = self.embed(params, batch_stats, inputs.views)
+    others = pairs.gather(keys, self.axis_name, axis=1)  # [V, N, D]
+    memory = jnp.concatenate([others.reshape(-1, others.shape[2]), *([queue['queue']] if self.queue else [])])
+    where = self._where(keys.shape[1], others.shape[1])
+    product = lambda x: jnp.matmul(x, memory.T, precision=jax.lax.Precision.HIGHEST)
+    false = losses.false_negatives(
+      jnp.max(jnp.stack([product(key) for key in keys]), axis=0), where, top=self.top, threshold=self.threshold
+    )
+    values, similar = [], []
+    for own, query in enumerate(queries):
+      query = normalize(query)
+      pos = jnp.stack([jnp.sum(query * key, axis=1) for v, key in enumerate(keys) if v != own], axis=1)
+      values.append(jnp.mean(self.contrast(pos, product(query), false, where, tau)))
+      similar.append(jnp.mean(pos))
+    metrics = {'positive_similarity': mean(similar), **mean_temperature(tau, pos)}
+    metrics['false_negatives'] = jnp.mean(jnp.sum(false, axis=1).astype(jnp.float32))
+    extra = {**extra, 'momentum': slow, **queue}
+    if self.queue:
+      extra['keys'] = others[: self._queued].reshape(-1, others.shape[2])
+    return mean(values), Outputs(stats, extra, metrics)
+
+  def _where(self, batch: int, total: int) -> jax.Array:
+    """Which keys of the memory belong to other images than each query.  -> bool [B, V·N + queue]"""
+    first = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name) * batch
+    apart = (first + jnp.arange(batch))[:, None] != jnp.arange(total)[None, :]
+    return jnp.concatenate([jnp.tile(apart, (1, self.plan.views)), jnp.ones((batch, self.queue), bool)], axis=1)

@@ -1,0 +1,69 @@
+"""Max-pooling whose gradient is fast and the same every time.
+
+XLA's own gradient of an overlapping max-pool scatters: windows add to the same pixel in any order, and without that
+freedom it is slow (the small AlexNet trains about three times slower). Here the forward pass remembers which
+pixel of a window was the first maximum, in one byte, and the backward pass gathers: each pixel adds up what the windows
+around it send, in one order.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ssl_jax.arrays import to_float32
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def max_pool(x: jax.Array, window: int, stride: int, padding: int = 0) -> jax.Array:
+  """The maximum of each window; of equal ones, the first gets the gradient.  [N, H, W, C] -> [N, H', W', C]
+
+  >>> max_pool(jnp.arange(9.0).reshape(1, 3, 3, 1), window=3, stride=2).tolist()
+  [[[[8.0]]]]
+  """
+  return _pool(x, window, stride, padding)[0]
+
+
+def _pool(x, window, stride, padding):
+  """The maximum of each window, and its position in the window as one number."""
+  border = (padding, padding, 0)
+  x = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), [(0, 0, 0), border, border, (0, 0, 0)])
+  last = [n - (n - window) % stride for n in x.shape[1:3]]
+
+  def shifted(i, j):
+    ends = (x.shape[0], last[0] - window + 1 + i, last[1] - window + 1 + j, x.shape[3])
+    return lax.slice(x, (0, i, j, 0), ends, (1, stride, stride, 1))
+
+  best = shifted(0, 0)
+  position = jnp.zeros(best.shape, jnp.uint8)
+  for k, (i, j) in enumerate(itertools.product(range(window), repeat=2)):
+    candidate = shifted(i, j)
+    position = jnp.where(candidate > best, jnp.uint8(k), position)
+    best = jnp.maximum(best, candidate)
+  return best, position
+
+
+def _forward(x, window, stride, padding):
+  best, position = _pool(x, window, stride, padding)
+  return best, (position, jnp.zeros((0, *x.shape[1:3]), x.dtype))  # the second for its shape
+
+
+def _backward(window, stride, padding, saved, gradient):
+  position, empty = saved
+  sizes = [n + 2 * padding for n in empty.shape[1:]]
+  gradient, dtype = to_float32(gradient), gradient.dtype
+  total = jnp.zeros((), gradient.dtype)
+  for k, (i, j) in enumerate(itertools.product(range(window), repeat=2)):
+    sent = jnp.where(position == k, gradient, 0)
+    borders = [
+      (first, n - first - (stride * (m - 1) + 1), stride - 1)
+      for first, n, m in zip((i, j), sizes, gradient.shape[1:3], strict=True)
+    ]
+    total = total + lax.pad(sent, jnp.zeros((), sent.dtype), [(0, 0, 0), *borders, (0, 0, 0)])
+  rows, columns = (slice(padding, n - padding) for n in sizes)
+  return (total[:, rows, columns].astype(dtype),)
+
+
+max_pool.defvjp(_forward, _backward)

@@ -1,0 +1,42 @@
+"""Our max-pool against flax's, values and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from ssl_jax.models.pool import max_pool
+
+
+@pytest.mark.parametrize('window, stride, padding', [(3, 2, 0), (3, 2, 1), (2, 2, 0), (3, 1, 1), (2, 3, 0)])
+@pytest.mark.parametrize('size', [(7, 8), (12, 9)])
+@pytest.mark.parametrize('kind', ['distinct', 'ties'])
+def test_it_is_max_pool(window, stride, padding, size, kind):
+  """Of equal maxima the first gets the gradient: after a ReLU, most windows with zeros have several."""
+  rng = np.random.default_rng(0)
+  shape = (2, *size, 3)
+  x = rng.normal(size=shape) if kind == 'distinct' else rng.integers(-2, 2, shape).clip(0)
+  x = jnp.asarray(x, jnp.float32)
+
+  def theirs(x):
+    return nn.max_pool(x, (window, window), strides=(stride, stride), padding=((padding, padding),) * 2)
+
+  expected, pull = jax.vjp(theirs, x)
+  actual, ours = jax.vjp(lambda x: max_pool(x, window, stride, padding), x)
+  np.testing.assert_array_equal(actual, expected)
+  gradient = jnp.asarray(rng.normal(size=expected.shape), jnp.float32)
+  np.testing.assert_allclose(ours(gradient)[0], pull(gradient)[0], rtol=1e-6, atol=1e-6)
+
+
+def test_bfloat16_and_nan():
+  x = jnp.arange(49, dtype=jnp.bfloat16).reshape(1, 7, 7, 1)
+  y, pull = jax.vjp(lambda x: max_pool(x, 3, 2), x)
+  assert y.dtype == pull(y)[0].dtype == jnp.bfloat16
+  assert jnp.isnan(max_pool(x.at[0, 0, 0, 0].set(jnp.nan), 3, 2)[0, 0, 0, 0])
+
+
+def test_its_gradient_does_not_scatter():
+  x = jnp.zeros((1, 9, 9, 2))
+  text = jax.jit(jax.grad(lambda x: max_pool(x, 3, 2).sum())).lower(x).as_text()
+  assert 'scatter' not in text
