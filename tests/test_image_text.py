@@ -222,12 +222,14 @@ def test_two_and_four_devices_give_the_same_run(tmp_path, variant):
   results = {}
   for devices, kind in ((1, 'pmap'), (2, 'shard_map'), (4, 'pmap')):
     quiet = {'eval.prompts': 'none', 'eval.retrieval': 0}
-    chosen = small(variant, steps=4, **{'parallel.devices': devices, 'parallel.map': kind, **quiet})
+    # Not Adam: it divides by small numbers, and the gradient of the bias of an attention's keys is 0 but for rounding.
+    sgd = {'optimizer.name': 'sgd', 'optimizer.learning_rate': 0.05}
+    chosen = small(variant, steps=4, **{'parallel.devices': devices, 'parallel.map': kind, **quiet, **sgd})
     train.train(chosen, str(tmp_path / str(devices)))
     results[devices] = final(tmp_path / str(devices), chosen)
   for devices in (2, 4):
     np.testing.assert_allclose(results[devices][0], results[1][0], rtol=1e-4)
-    chex.assert_trees_all_close(results[devices][1].params, results[1][1].params, atol=1e-3)  # Adam: small divisors
+    chex.assert_trees_all_close(results[devices][1].params, results[1][1].params, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
