@@ -170,10 +170,11 @@ def _unlink_shared_memory() -> None:
   at its end about each name that is left.
   """
   for array in gc.get_objects():
-    if isinstance(array, np.ndarray) and getattr(array, '_unlink_on_del', False):
-      array._unlink_on_del = False  # type: ignore[attr-defined]
+    # Not isinstance: it would ask every object for its class, and some answer with a warning.
+    if issubclass(type(array), np.ndarray) and getattr(array, '_unlink_on_del', False):
+      array._unlink_on_del = False
       with contextlib.suppress(FileNotFoundError):  # a view of an array that was found before
-        array.shm.unlink()  # type: ignore[attr-defined]
+        array.shm.unlink()
 
 
 def prefetch(iterator: Iterable[Batch], put: Callable[[Batch], T], depth: int = 2) -> Iterator[T]:
