@@ -203,7 +203,7 @@ def _unlink_shared_memory() -> None:
   at its end about each name that is left.
   """
   for array in gc.get_objects():
-    # Not isinstance, which asks the object itself: some of torch's then warn that they are deprecated.
+    # Not isinstance: it would ask every object for its class, and some answer with a warning.
     if issubclass(type(array), np.ndarray) and getattr(array, '_unlink_on_del', False):
       array._unlink_on_del = False
       with contextlib.suppress(FileNotFoundError):  # a view of an array that was found before
