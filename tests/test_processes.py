@@ -115,7 +115,8 @@ def kill_one(folder, count, process, moment, workdir):
 def test_a_killed_process_is_named_and_the_same_command_resumes(undisturbed, tmp_path, process, moment):
   kill_one(undisturbed, 2, process, moment, tmp_path / 'run')
   assert ' resumes at step ' in finish(undisturbed, 2, tmp_path / 'run')
-  assert bits(tmp_path / 'run') == bits(undisturbed / 'run')
+  # A process that is killed may leave one more of the old checkpoints than it would keep.
+  assert bits(tmp_path / 'run', newest=2) == bits(undisturbed / 'run', newest=2)
 
 
 @pytest.mark.slow

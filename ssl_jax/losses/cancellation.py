@@ -48,7 +48,7 @@ def fnc(
 
   >>> pos, neg, false = jnp.array([[0.9]]), jnp.array([[0.8, -0.2]]), jnp.array([[True, False]])
   >>> print(fnc(pos, neg, false, jnp.ones((1, 2), bool), 0.5), fnc(pos, neg, false, ~false | false, 0.5, attract=False))
-  [0.7591] [0.1051]
+  [0.7573] [0.1051]
   """
   chex.assert_rank([pos, neg], 2)
   chex.assert_equal_shape([neg, false, where])
