@@ -121,7 +121,10 @@ def test_a_schedule_can_be_typed_on_the_command_line():
     ('optimizer.learning_rat=1', r"'optimizer.learning_rat' = 1 does not exist: did you mean 'learning_rate'\?"),
     ('optimiser.learning_rate=1', r"'optimiser.learning_rate' does not exist: did you mean 'optimizer'\?"),
     ('seed.more=1', r"'seed.more' does not exist"),
-    ('optimizer=3', r"config key 'optimizer' = 3 is a section: set one of betas, clip, decay, exempt, fixed_predictor, learning_rate"),
+    (
+      'optimizer=3',
+      r"config key 'optimizer' = 3 is a section: set one of betas, clip, decay, exempt, fixed_predictor, learning_rate",
+    ),
     ('batch_size=many', r"batch_size = 'many' must be of type int, such as 128"),
     ('batch_size=12.5', r'batch_size = 12.5 must be of type int'),
     ('log.tensorboard=1', r'log.tensorboard = 1 must be of type bool'),
