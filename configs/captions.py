@@ -2,10 +2,10 @@
 
   python main.py --config=configs/captions.py:clip
 
-Images and captions are generated. An untrained model names the shape of one image in eight; a trained one is right on
-80 % or more of the test images, without a label: `zero_shot` compares an image with sentences such as "a star". Losses:
-`clip` (InfoNCE with a learned temperature), `siglip`, `cacr`, `dystress` (a cosine temperature of the similarity),
-`dcl`, `balanced`. `causal` reads the captions with the causal transformer of CLIP instead of a small BERT.
+Images and captions are generated. An untrained model names the shape of one image in eight. A trained one names that of
+85 to 90 % (`siglip`: 76 %) of the test images, without a label: `zero_shot` compares an image with sentences such as
+"a star". Losses: `clip` (InfoNCE with a learned temperature), `siglip`, `cacr`, `dystress` (a cosine temperature of the
+similarity), `dcl`, `balanced`. `causal` reads the captions with the causal transformer of CLIP instead of a small BERT.
 """
 
 from ml_collections import ConfigDict
