@@ -43,8 +43,8 @@ python_maximum_signature_line_length = 88
 smartquotes = False
 highlight_language = 'none'
 nitpicky = True
-# Names of other libraries are not links, since no inventory is downloaded; nor are type variables.
-nitpick_ignore_regex = [('py:.*', r'(?!ssl_jax\.).*')]
+# Names of other libraries are not links, since no inventory is downloaded; nor are private classes and type variables.
+nitpick_ignore_regex = [('py:.*', r'(?!ssl_jax\.).*'), ('py:class', r'ssl_jax\..*\._\w+')]
 nitpick_ignore = [
   ('py:class', f'{module}.{name}')
   for module in list(sys.modules)

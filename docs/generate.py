@@ -52,7 +52,7 @@ COPIES = {
 
 # The pages of the API, in the order of the imports.
 API = {
-  'Library': ('temperature', 'pairs', 'losses', 'arrays', 'registry'),
+  'Library': ('temperature', 'pairs', 'stream', 'losses', 'arrays', 'registry'),
   'Models': ('models',),
   'Data': ('data',),
   'Methods': ('methods',),
