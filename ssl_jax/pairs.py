@@ -63,7 +63,7 @@ class NegativeBlocks:
   axis_name: str | None = None
 
   def stream(self) -> Stream | None:
-    """The similarities for a loss that only sums over negatives; None where they are no plain products."""
+    """The similarities for a loss that only sums over negatives; None where they are not plain products."""
     if self.similarity == 'euclidean':
       return None
     keys = None if self.symmetric and self.axis_name is None else self.keys

@@ -74,7 +74,7 @@ def class_weights(labels: np.ndarray, classes: int) -> np.ndarray:
 
 
 def require_weights(weights: Sequence[float], classes: int) -> None:
-  """Raises unless there are no class weights, or one for each class."""
+  """Raises a ValueError if there are class weights, but not one for each class."""
   holds = lambda given: len(given) in (0, classes)
   require('eval.class_weights', tuple(weights), holds, f'one number for each of the {classes} classes, or ()')
 

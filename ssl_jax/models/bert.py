@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 
 from ssl_jax.arrays import to_float32
 from ssl_jax.models.encoder import Encoder
-from ssl_jax.models.transformer import LayerNorm, attend, require_sizes
+from ssl_jax.models.transformer import LayerNorm, attend, require_sizes, require_text
 from ssl_jax.registry import require, require_choice
 
 KEY_WORDS = 2  # uint32 words of the dropout key, which follow the tokens of a sentence
@@ -67,7 +67,18 @@ class Layer(nn.Module):
     return _Norm(name='norm2')(x + drop(keys, self.first_place + 2, self.dropout, y))
 
 
-class BERT(Encoder):
+class SentenceEncoder(Encoder):
+  """An encoder of tokens that are followed by the two words of a dropout key."""
+
+  modality: ClassVar[str] = 'sentences'
+
+  @nn.nowrap
+  def example(self, size: int) -> jax.Array:
+    """Two sentences of `size` tokens, all zero."""
+    return jnp.zeros((2, size + KEY_WORDS), jnp.uint32)
+
+
+class BERT(SentenceEncoder):
   """Sentences, uint32 [N, T + 2] -> features [N, width] in float32.
 
   A sentence is its tokens, padded with `PAD`, followed by the two words of its dropout key. Two views of a sentence are
@@ -85,20 +96,13 @@ class BERT(Encoder):
   pooling: str = 'cls'
   remat: bool = False
   dtype: DTypeLike = jnp.float32
-  modality: ClassVar[str] = 'sentences'
 
   def __post_init__(self) -> None:
     require_sizes(self.width, self.depth, self.heads)
     require_choice('pooling', self.pooling, ('cls', 'mean'))
     require('dropout', self.dropout, lambda x: 0 <= x < 1, 'in [0, 1)')
-    require('vocabulary', self.vocabulary, lambda x: 1 <= x <= 2**31, 'at least 1: the size of data.vocabulary')
-    require('positions', self.positions, lambda x: 1 <= x <= 2**31, 'at least 1: the longest sentence in tokens')
+    require_text(self.vocabulary, self.positions)
     super().__post_init__()
-
-  @nn.nowrap
-  def example(self, size: int) -> jax.Array:
-    """Two sentences of `size` tokens, all zero."""
-    return jnp.zeros((2, size + KEY_WORDS), jnp.uint32)
 
   @nn.nowrap
   def torch_name(self, name: str) -> str:

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import ClassVar
 
 import chex
 import jax
@@ -11,9 +10,8 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from ssl_jax.arrays import to_float32
-from ssl_jax.models.bert import KEY_WORDS, PAD
-from ssl_jax.models.encoder import Encoder
-from ssl_jax.models.transformer import LayerNorm, attend, require_sizes
+from ssl_jax.models.bert import KEY_WORDS, PAD, SentenceEncoder
+from ssl_jax.models.transformer import LayerNorm, attend, require_sizes, require_text
 from ssl_jax.registry import require, require_choice
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -48,7 +46,7 @@ class Block(nn.Module):
     return x + dense(d, 'c_proj', out)(y)
 
 
-class CLIPText(Encoder):
+class CLIPText(SentenceEncoder):
   """Sentences, uint32 [N, T + 2] -> features [N, width] in float32.
 
   A sentence is its tokens, padded with `PAD`, and two words that are ignored: those of BERT's dropout key. A token
@@ -64,19 +62,12 @@ class CLIPText(Encoder):
   activation: str = 'gelu'
   remat: bool = False
   dtype: DTypeLike = jnp.float32
-  modality: ClassVar[str] = 'sentences'
 
   def __post_init__(self) -> None:
     require_sizes(self.width, self.depth, self.heads)
     require_choice('activation', self.activation, ACTIVATIONS)
-    require('vocabulary', self.vocabulary, lambda x: 1 <= x <= 2**31, 'at least 1: the size of data.vocabulary')
-    require('positions', self.positions, lambda x: 1 <= x <= 2**31, 'at least 1: the longest sentence in tokens')
+    require_text(self.vocabulary, self.positions)
     super().__post_init__()
-
-  @nn.nowrap
-  def example(self, size: int) -> jax.Array:
-    """Two sentences of `size` tokens, all zero."""
-    return jnp.zeros((2, size + KEY_WORDS), jnp.uint32)
 
   @nn.compact
   def __call__(self, sentences: jax.Array, train: bool) -> jax.Array:

@@ -17,6 +17,12 @@ def require_sizes(width: int, depth: int, heads: int) -> None:
   require('heads', heads, lambda x: x >= 1 and width % x == 0, f'a divisor of width = {width}')
 
 
+def require_text(vocabulary: int, positions: int) -> None:
+  """Raises a ValueError unless there is a token and a place for it."""
+  require('vocabulary', vocabulary, lambda x: 1 <= x <= 2**31, 'at least 1: the size of data.vocabulary')
+  require('positions', positions, lambda x: 1 <= x <= 2**31, 'at least 1: the longest sentence in tokens')
+
+
 class LayerNorm(nn.Module):
   """Layer norm over the last axis with float32 statistics, in the dtype of its input.  [..., D] -> [..., D]"""
 
