@@ -42,12 +42,12 @@ class AlexNet(Encoder):
     x = images.astype(self.dtype)
     for i, channels in enumerate((96, 192, 384, 384, 192), start=1):
       x = conv(channels, name=f'conv{i}')(x)
-      x = nn.relu(norm(name=f'bn{i}')(x, train))
+      x = norm(name=f'bn{i}')(x, train, relu=True)
       if i in (1, 2, 5):
         x = max_pool(x, window=3, stride=2)
     # Channels first, as torch flattens them, so that torch weights only need a transposition.
     x = x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1)
     for i in (6, 7):
       x = layer(4096, name=f'fc{i}')(x)
-      x = nn.relu(norm(name=f'bn{i}')(x, train))
+      x = norm(name=f'bn{i}')(x, train, relu=True)
     return to_float32(x)

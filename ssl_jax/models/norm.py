@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from ssl_jax.arrays import check_mapping, to_float32
+from ssl_jax.models import fused_norm
 
 
 def _statistics(total, total_square, count, axis_name):
@@ -28,8 +29,13 @@ def _affine(x, mul, add):
   return (to_float32(x) * mul + add).astype(x.dtype)
 
 
-def _normalize(x, scale, bias, epsilon, axis_name):
-  """The normalized x [..., C], and the mean and variance of the batch, both [C].
+def _finish(y, add, relu):
+  y = y if add is None else y + add
+  return nn.relu(y) if relu else y
+
+
+def _normalize(x, scale, bias, add, relu, epsilon, axis_name):
+  """relu?(norm(x) + add) [..., C], and the mean and variance of the batch, both [C].
 
   Plain sums are the fastest: XLA fuses them with their neighbors. On an H200, a ResNet-18 step is 6 % slower with
   matrix products that accumulate in float32 and a hand-written gradient, and 2 % slower with one shared conversion to
@@ -39,7 +45,7 @@ def _normalize(x, scale, bias, epsilon, axis_name):
   total, total_square = to_float32(rows).sum(0), (to_float32(rows) * to_float32(rows)).sum(0)
   mean, var = _statistics(total, total_square, rows.shape[0], axis_name)
   mul = scale * jax.lax.rsqrt(var + epsilon)
-  return _affine(x, mul, bias - mean * mul), mean, var
+  return _finish(_affine(x, mul, bias - mean * mul), add, relu), mean, var
 
 
 class BatchNorm(nn.Module):
@@ -56,7 +62,7 @@ class BatchNorm(nn.Module):
   epsilon: float = 1e-5
 
   @nn.compact
-  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+  def __call__(self, x: jax.Array, train: bool, *, add: jax.Array | None = None, relu: bool = False) -> jax.Array:
     chex.assert_rank(x, {2, 4})
     channels = (x.shape[-1],)
     if self.affine:
@@ -67,11 +73,12 @@ class BatchNorm(nn.Module):
     running_var = self.variable('batch_stats', 'var', jnp.ones, channels)
     if not train:
       mul = scale * jax.lax.rsqrt(running_var.value + self.epsilon)
-      return _affine(x, mul, bias - running_mean.value * mul)
+      return _finish(_affine(x, mul, bias - running_mean.value * mul), add, relu)
 
     # Parameters are initialized outside the map over devices, where the axis name is unbound.
     axis_name = None if self.is_initializing() else self.axis_name
-    y, mean, var = _normalize(x, scale, bias, self.epsilon, axis_name)
+    normalize = fused_norm.normalize if fused_norm.fits(x) else _normalize
+    y, mean, var = normalize(x, scale, bias, add, relu, self.epsilon, axis_name)
     if not self.is_initializing():
       count = x.size // x.shape[-1] * (1 if axis_name is None else jax.lax.axis_size(axis_name))
       unbiased = var * (count / max(count - 1, 1))

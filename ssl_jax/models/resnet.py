@@ -60,10 +60,9 @@ class BasicBlock(_Block):
   @nn.compact
   def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     y = self.conv(self.width, 3, self.stride, name='conv1')(x)
-    y = nn.relu(self.norm(name='bn1')(y, train))
+    y = self.norm(name='bn1')(y, train, relu=True)
     y = self.conv(self.width, 3, name='conv2')(y)
-    y = self.last_norm('bn2')(y, train)
-    return nn.relu(y + self.shortcut(x, y.shape, train))
+    return self.last_norm('bn2')(y, train, add=self.shortcut(x, y.shape, train), relu=True)
 
 
 class Bottleneck(_Block):
@@ -72,12 +71,11 @@ class Bottleneck(_Block):
   @nn.compact
   def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     y = self.conv(self.width, 1, name='conv1')(x)
-    y = nn.relu(self.norm(name='bn1')(y, train))
+    y = self.norm(name='bn1')(y, train, relu=True)
     y = self.conv(self.width, 3, self.stride, name='conv2')(y)
-    y = nn.relu(self.norm(name='bn2')(y, train))
+    y = self.norm(name='bn2')(y, train, relu=True)
     y = self.conv(4 * self.width, 1, name='conv3')(y)
-    y = self.last_norm('bn3')(y, train)
-    return nn.relu(y + self.shortcut(x, y.shape, train))
+    return self.last_norm('bn3')(y, train, add=self.shortcut(x, y.shape, train), relu=True)
 
 
 class ResNet(Encoder):
@@ -116,7 +114,7 @@ class ResNet(Encoder):
     kernel, stride = (7, 2) if self.stem == 'imagenet' else (3, 1)
     x = images.astype(self.dtype)
     x = conv(self.width, kernel, self.stem_stride or stride, name='conv1')(x)
-    x = nn.relu(norm(name='bn1')(x, train))
+    x = norm(name='bn1')(x, train, relu=True)
     if self.stem == 'imagenet':
       x = max_pool(x, window=3, stride=2, padding=1)
     block = nn.remat(self.block, static_argnums=(2,)) if self.remat else self.block  # static: train
