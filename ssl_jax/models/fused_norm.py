@@ -2,8 +2,8 @@
 
 One kernel (Pallas) computes the sums over the batch and reads every array once: x for Σ x and Σ x²; x and the gradient
 for the two sums of the backward pass, which include ReLU. After an addition, that kernel also writes the gradient
-before ReLU, which both branches need. XLA fuses the elementwise passes. Nothing is added atomically: the same bits every
-time.
+before ReLU, which both branches need. XLA fuses the elementwise passes. Nothing is added atomically: the bits are the
+same every time.
 """
 
 import functools
