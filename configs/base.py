@@ -104,6 +104,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.eval.features = 'backbone'  # backbone or projector
   config.eval.train_images = 'kept'  # for neighbors and classifiers: those kept by `imbalance`, or all
   config.eval.crop = 1.0  # center crop of evaluations, as a share of the shorter side; 0.875: 224 of 256
+  config.eval.flip = False  # features: the mean of those of an image and of its mirror image, each a unit vector
   config.eval.k = (200,)  # numbers of neighbors; () for no kNN
   config.eval.cap_k = False  # no more neighbors than the smallest training class has images
   config.eval.vote = 'cosine'  # cosine: exp(s / temperature); distance: 1 / L2; majority

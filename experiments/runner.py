@@ -32,7 +32,7 @@ from experiments import pictures, tables
 from experiments.tables import Row, Sweep
 from ssl_jax.registry import nearest
 from ssl_jax.reporting import figures
-from ssl_jax.workdir import metric_log
+from ssl_jax.workdir import metric_log, progress
 
 GRACE = 2.0  # minutes that runs may exceed the budget before they are stopped
 
@@ -90,6 +90,19 @@ def untrained() -> dict:
   return {'steps': 0, 'device': device_here(), 'jax': importlib.metadata.version('jax'), 'peak_memory_gib': None}
 
 
+def last_scores(summary: Mapping, logged: Sequence[Mapping]) -> dict:
+  """The last scores during training, in the words of evaluation.json."""
+  found = {'step': logged[-1]['step'], 'epoch': max(row.get('epoch', 0.0) for row in logged), 'measures': {}}
+  return found | {'images': {'train': metric_log.examples(summary)}} | progress.accuracies(summary)
+
+
+def clock(summary: Mapping, wall_seconds: float, side_by_side: int) -> dict[str, float]:
+  """Seconds of a process that ran alone, from its start to its end, and those outside XLA's compiler."""
+  if side_by_side > 1 or 'compile_seconds' not in summary:
+    return {}
+  return {'alone_seconds': wall_seconds, 'compiled_seconds': round(wall_seconds - summary['compile_seconds'], 1)}
+
+
 def commit_here() -> str:
   """The commit of the code, with '-dirty' if any file other than results differs from it."""
 
@@ -132,24 +145,27 @@ class Child:
       lines = [line for line in (self.workdir / 'log.txt').read_text(errors='replace').splitlines() if line.strip()]
       raise ValueError(lines[-1] if lines else f'exit status {self.process.returncode}')
     load = lambda name: json.loads((self.workdir / f'{name}.json').read_text())
-    config = load('config')
+    config, logged = load('config'), metric_log.read(self.workdir)
     name = metric_log.evaluation_name(config['eval']['data']['name'])  # CACR's Table 5 evaluates on another set
-    evaluation, summary = load(name), load('summary') if self.row.mode == 'train' else untrained()
+    summary = load('summary') if self.row.mode == 'train' else untrained()
+    evaluation = load(name) if self.sweep.at_end else last_scores(summary, logged)
     if evaluation['step'] != summary['steps']:
       raise ValueError(f'{name}.json is of step {evaluation["step"]}, but the last step is {summary["steps"]}')
     config['data']['path'] = ''
-    logged = metric_log.read(self.workdir)
     speeds = [speed for row in logged for name, speed in row.items() if name.endswith('_per_second')]
     seconds = [metric_log.examples(summary) / speed for speed in speeds]
     metrics = {k: v for k, v in evaluation.items() if isinstance(v, int | float) and k not in ('step', 'epoch')}
     metrics |= {f'{layer}/{k}': v for layer, found in evaluation['measures'].items() for k, v in found.items()}
-    with np.load(self.workdir / f'{name}.npz') as stored:
-      curves = {name: [round(float(x), 6) for x in stored[name]] for name in self.sweep.curves}
+    curves = {}
+    if self.sweep.curves:
+      with np.load(self.workdir / f'{name}.npz') as stored:
+        curves = {name: [round(float(x), 6) for x in stored[name]] for name in self.sweep.curves}
     history = {name: figures.over_epochs(logged, name) for name in self.row.history}
     return {
       'name': self.row.name,
       'seed': self.seed,
       **facts,
+      **clock(summary, facts['wall_seconds'], facts['side_by_side']),
       **{key: summary[key] for key in ('device', 'jax', 'peak_memory_gib')},
       # The median: an evaluation or a neighbour on the device slows some epochs. The first call has no speed.
       'seconds_per_epoch': round(statistics.median(seconds), 4) if seconds else None,

@@ -67,11 +67,12 @@ class Sweep:
   curves: Sequence[str] = ()  # arrays of evaluation.npz that a result keeps, for figures
   images: int = 50_000  # training images; metrics.jsonl gets one row per epoch
   timed: bool = False  # the table has times, which running side by side would distort
+  at_end: bool = True  # run every evaluation after training; otherwise the results are the last kNN of the training
 
   def overrides(self, row: Row, seed: int) -> list[str]:
     """The overrides of a run's config, as key=value."""
     changes = {'seed': seed, **self.common, **row.changes}
-    if row.mode == 'train':
+    if row.mode == 'train' and self.at_end:
       changes['eval.at_end'] = True
     texts = [f'{key}={value if isinstance(value, str) else repr(value)}' for key, value in changes.items()]
     if row.mode != 'train':

@@ -139,6 +139,7 @@ LATER = {
   'data.shuffle_window': 0,
   'optimizer.clip': 0.0,
   'eval.cap_k': False,
+  'eval.flip': False,
   'eval.prompts': '',
   'eval.class_names': '',
   'eval.retrieval': 5000,

@@ -24,7 +24,7 @@ from ssl_jax.evals.evaluate import Evaluator, evaluator_of
 from ssl_jax.reporting import neighbours
 from ssl_jax.run import builder
 from ssl_jax.run.builder import Run
-from ssl_jax.run.devices import AXIS
+from ssl_jax.run.devices import AXIS, compile_seconds
 from ssl_jax.run.state import State
 from ssl_jax.run.update import make_update, scan_update
 from ssl_jax.workdir import files, fork, metric_log, progress
@@ -46,7 +46,7 @@ class Interrupted(Exception):
 
 def train(config: ConfigDict, workdir: str) -> dict:
   """Trains the run of `config` in `workdir`, from the last checkpoint if there is one. Returns the summary."""
-  start = time.monotonic()
+  start, compiled = time.monotonic(), compile_seconds()
   eval_settings.check(config.eval)
   parent = fork.parent_of(config, workdir)
   run = builder.build(config, resumed=files.saved(workdir) or parent is not None)
@@ -86,6 +86,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     run.modality.name: len(run.train),
     'steps': run.total_steps,
     'seconds': round(time.monotonic() - start, 1),
+    'compile_seconds': round(compile_seconds() - compiled, 1),  # of this process, if the run was resumed
     'deterministic': config.deterministic,
     **({'fork': config.fork} if config.fork else {}),
     **_machine(run),

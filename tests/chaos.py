@@ -157,7 +157,9 @@ def everything(workdir: pathlib.Path) -> dict[str, Any]:
   summary = json.loads((workdir / 'summary.json').read_text())
   return {
     **bits(workdir),
-    'summary': {key: value for key, value in summary.items() if key not in ('seconds', 'date', 'commit')},
+    'summary': {
+      key: value for key, value in summary.items() if key not in ('seconds', 'compile_seconds', 'date', 'commit')
+    },
     'evaluation': (workdir / 'evaluation.json').read_text(),
     'arrays': (workdir / 'evaluation.npz').read_bytes(),
     'picture': (workdir / 'neighbours.png').read_bytes(),

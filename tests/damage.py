@@ -128,7 +128,7 @@ def outcome(mode: str, folder: pathlib.Path) -> Any:
   """What a command computed, to compare with the same of an intact workdir."""
   run = folder / 'run'
   if mode == 'train':
-    others = ('seconds', 'date', 'commit')
+    others = ('seconds', 'compile_seconds', 'date', 'commit')
     summary = {key: x for key, x in json.loads((run / 'summary.json').read_text()).items() if key not in others}
     return {**bits(run, newest=1), 'config': json.loads((run / 'config.json').read_text()), 'summary': summary}
   if mode == 'evaluate':

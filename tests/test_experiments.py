@@ -120,7 +120,7 @@ def test_every_row_is_a_valid_config(name):
     assert config['data']['name'] == data_of(name, row)
     resolved.append(json.dumps(config))
     if row.mode == 'train':
-      assert config['eval']['at_end']
+      assert config['eval']['at_end'] == sweep.at_end
       assert config['log']['every_steps'] == (row.images or sweep.images) // config['batch_size']
   assert len(set(resolved)) == len(resolved), 'two rows are the same run'
 
@@ -251,6 +251,26 @@ def test_a_result_says_how_it_was_made(place):
   assert kept['seconds_per_epoch'] == pytest.approx(2000 / 400)  # the median
   assert (kept['commit'], kept['device'], kept['epochs'], kept['protocol']) == ('abc', '1 x cpu', 200, 'A protocol.')
   assert kept['curves'] == {'curve': [0, 1, 2]} and 0 < kept['wall_seconds'] < 60
+
+
+def test_a_sweep_may_leave_out_the_final_evaluation(place, tmp_path):
+  """Then the result is the last kNN of the training, and the clock of a run that was alone is kept."""
+  folder, run = place
+  (tmp_path / 'stub.py').write_text(
+    STUB.replace("'images': 2000,", "'images': 2000, 'knn10': 88.5, 'compile_seconds': 0.1,").replace(
+      "'step': n", "'step': 5 * n"
+    )
+    + "for name in ('json', 'npz'):\n  (workdir / f'evaluation.{name}').unlink()\n"
+  )
+  sweep = sweep_of(tau(0.1), at_end=False)
+  assert run(sweep) == []
+  (kept,) = tables.read(folder / 'results.jsonl')
+  assert '--config.eval.at_end=True' not in shlex.split(kept['command'])
+  assert kept['metrics'] == {'knn10': 88.5} and (kept['epochs'], kept['images']) == (2, {'train': 2000})
+  assert kept['alone_seconds'] == kept['wall_seconds']
+  assert kept['compiled_seconds'] == pytest.approx(kept['wall_seconds'] - 0.1)
+  assert runner.clock({'compile_seconds': 0.1}, 300.0, side_by_side=2) == {}, 'a run beside others has no clock'
+  assert runner.clock({}, 300.0, side_by_side=1) == {}, 'nor has a run that did not measure its compilation'
 
 
 def test_a_row_may_evaluate_without_training(place):

@@ -393,8 +393,9 @@ def test_without_labels_only_knn_is_refused(tmp_path):
     ),
     ({'augment.crop': False, 'small_crops.number': 2}, 'small_crops.number = 2 needs random crops: set augment.crop'),
     ({'data.path': 'nowhere.npz'}, "data.path = 'nowhere.npz' must be an .npz file"),
-    ({'augment.size': 8}, 'augment.size = 8 is not set here: set data.image_size'),
-    ({'augment_other': dict(size=8)}, 'augment_other.size = 8 is not set here: set data.image_size'),
+    ({'augment.size': 13}, 'augment.size = 13 must be at most data.image_size = 12'),
+    ({'augment.size': 8, 'augment.crop': False}, 'augment.size = 8 needs random crops: set augment.crop=True'),
+    ({'augment_other': dict(size=8)}, 'augment_other.size = 8 is not set here: all views are of augment.size'),
     (
       {'imbalance': dict(name='exponential_tail', ratio='a tenth')},
       "imbalance.ratio = 'a tenth' must be the size of the last class",

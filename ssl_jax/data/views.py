@@ -8,7 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.data import augment, pipeline, resolve, sources
-from ssl_jax.registry import require_choice, show
+from ssl_jax.registry import require, require_choice, show
 
 View = Callable[[jax.Array, Any], jax.Array]
 
@@ -22,27 +22,35 @@ class Views(NamedTuple):
 
 
 def augment_settings(config: ConfigDict) -> tuple[dict[str, Any], dict[str, Any]]:
-  """The preset that `augment` names with the config's changes: for the first view, and for every second one."""
+  """The preset that `augment` names with the config's changes: for the first view, and for every second one.
+
+  Views have the size of `data.image_size`, as the images of evaluations do, unless `augment.size` is smaller.
+  """
   changes = dict(config.augment)
   name = changes.pop('name')
   require_choice('augment.name', name, augment.PRESETS)
-  for section in ('augment', 'augment_other'):
-    if 'size' in config[section]:
-      raise ValueError(f'{section}.size = {show(config[section]["size"])} is not set here: set data.image_size')
+  if 'size' in config.augment_other:
+    raise ValueError(
+      f'augment_other.size = {show(config.augment_other["size"])} is not set here: all views are of augment.size'
+    )
   settings = augment.validate(augment.PRESETS[name] | changes)
+  largest = config.data.image_size
+  settings['size'] = settings['size'] or largest
+  require('augment.size', settings['size'], lambda size: size <= largest, f'at most data.image_size = {largest}')
   augment.validate(dict(config.augment_other), 'augment_other')
   return settings, settings | dict(config.augment_other)
 
 
 def image_views(config: ConfigDict, on_device: bool) -> Views:
   """The views of images; `on_device` is False where the host crops."""
-  common = dict(size=config.data.image_size) | ({} if on_device else dict(crop=False))
-  settings, other = (s | common for s in augment_settings(config))
+  settings, other = (s | ({} if on_device else dict(crop=False)) for s in augment_settings(config))
   if on_device and not (settings['crop'] and other['crop']):
     larger = config.data.stored_size if resolve.stored_size(config) != config.data.image_size else 0
-    for key, value in {'data.stored_size': larger, 'small_crops.number': config.small_crops.number}.items():
+    smaller = settings['size'] if settings['size'] < config.data.image_size else 0
+    needs = {'data.stored_size': larger, 'small_crops.number': config.small_crops.number, 'augment.size': smaller}
+    for key, value in needs.items():
       if value:
-        raise ValueError(f'{key} = {value} needs random crops: set augment.crop=True, or {key}=0')
+        raise ValueError(f'{key} = {value} needs random crops: set augment.crop=True, or leave it out')
   small = dict(size=config.small_crops.size, crop_scale=config.small_crops.scale)
   training: list[View] = [augment.make(other if v % 2 else settings) for v in range(config.views)]
   training += [augment.make(settings | small) for _ in range(config.small_crops.number)]
@@ -69,7 +77,7 @@ def host_batches(
   With `captions`, the tokens of one caption of each image come last.
   """
   first, other = (
-    pipeline.Crop(config.data.image_size, s['crop_scale'] if s['crop'] else None, s['crop_ratio'], s['interpolation'])
+    pipeline.Crop(s['size'], s['crop_scale'] if s['crop'] else None, s['crop_ratio'], s['interpolation'])
     for s in augment_settings(config)
   )
   crops = [other if v % 2 else first for v in range(views)]

@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
+from ssl_jax.arrays import normalize
 from ssl_jax.data import sources
 from ssl_jax.evals import check
 from ssl_jax.methods import Method
@@ -29,16 +30,22 @@ def image_size(config: ConfigDict) -> int:
   return round(config.data.image_size / config.eval.crop)
 
 
-def extractor(features: Callable, shown: Callable, devices: Devices, layers: Sequence[str] = LAYERS) -> Callable:
+def extractor(
+  features: Callable, shown: Callable, devices: Devices, layers: Sequence[str] = LAYERS, *, flip: bool = False
+) -> Callable:
   """(params, batch_stats, examples [b, ...], positions [b]) -> features of `layers`, on all devices.
 
-  `features` is that of the method, and `shown` maps one stored example to the input of the encoder.
+  `features` is that of the method, and `shown` maps one stored example to the input of the encoder. With `flip`, the
+  features are the mean of the unit vectors of an image and of its mirror image.
   """
 
   def apply(params, stats, examples, positions):
     del positions  # only augmentation depends on them
-    found = features(params, stats, jax.vmap(shown)(examples))
-    return {layer: found[layer] for layer in layers}
+    images = jax.vmap(shown)(examples)
+    of = lambda images: {layer: features(params, stats, images)[layer] for layer in layers}
+    if not flip:
+      return of(images)
+    return jax.tree.map(lambda a, b: (normalize(a) + normalize(b)) / 2, of(images), of(images[:, :, ::-1]))
 
   return devices.map(apply, replicated=2, sharded=2, out='sharded')
 

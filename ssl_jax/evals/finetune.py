@@ -83,6 +83,8 @@ def _crops_and_flips(config: ConfigDict, on_device: bool) -> Callable:
   """The augmentation of training images: the run's crop and flip. The host crops images that are not on the device."""
   plain = ConfigDict(config.to_dict())
   plain.augment.update({name: 0.0 for name in ALL_BUT_CROP_AND_FLIP})
+  if 'size' in plain.augment:
+    del plain.augment['size']
   plain.augment_other = {}
   return image_views(plain, on_device).training[0]
 

@@ -57,9 +57,8 @@ class ImageEvaluator:
         raise ValueError(f'eval.finetune: {error}') from None
       finetune.require_weights(run.config.eval.class_weights, int(labels['train'].max()) + 1)
     self._labels = labels
-    self._apply = functools.cache(
-      lambda layers: features.extractor(run.method.features, run.views.shown, run.devices, layers)
-    )
+    given = run.method.features, run.views.shown, run.devices
+    self._apply = functools.cache(lambda layers: features.extractor(*given, layers, flip=run.config.eval.flip))
 
   def spaces(
     self, state: State, *, layers: tuple[str, ...] = features.LAYERS, views: bool = False
@@ -168,6 +167,7 @@ class ImageEvaluator:
     settings |= {
       'eval_data': {k: v for k, v in self.run.eval_data.items() if k != 'path'},
       'crop': config.eval.crop,
+      'flip': config.eval.flip,
       'views': config.eval.views,
       'view_images': config.eval.view_images,
       'parts': ('train', 'test', 'views', 'partners', 'bank', 'skipped'),

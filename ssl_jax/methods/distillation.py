@@ -21,10 +21,17 @@ def directions(views: int, targets: int) -> list[tuple[int, int]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimSiam(Method):
-  """The prediction of each view matches the stop-gradient projection of each other view (Chen & He 2021)."""
+  """The prediction of each view matches the stop-gradient projection of each other view (Chen & He 2021).
+
+  Attributes:
+    mean_target: with more than two views, each view has one target, the mean of the projections of all others, instead
+      of one target per other view (FastSiam, Pototzky et al. 2022).
+  """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'simsiam': losses.simsiam}
   predictor: ClassVar[str] = 'simsiam_predictor'
+
+  mean_target: bool = False
 
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     outputs, batch_stats = self.encode(params['network'], batch_stats, inputs.views)
@@ -33,7 +40,11 @@ class SimSiam(Method):
 
   def _meet(self, outputs, targets) -> jax.Array:
     pairs = directions(len(outputs), len(targets))
-    return mean([jnp.mean(self.contrast(outputs[v]['predictor'], targets[w])) for v, w in pairs])
+    if self.mean_target:
+      aims = [(v, mean([targets[w] for u, w in pairs if u == v])) for v in range(len(outputs))]
+    else:
+      aims = [(v, targets[w]) for v, w in pairs]
+    return mean([jnp.mean(self.contrast(outputs[v]['predictor'], aim)) for v, aim in aims])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -238,8 +238,7 @@ def _check_network(run: Run) -> None:
     require_memory('the network', needed, f'make it smaller ({_network_settings(config)})')
     if method.predictor not in (None, 'prototypes'):
       _check_predictor(run, inputs)
-    if config.small_crops.number:
-      _check_small_crops(run, params, stats)
+    _check_smaller_views(run, params, stats)
   except (TypeError, ZeroDivisionError, OverflowError) as error:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     raise ValueError(f'the network cannot be built ({reason}): check {_network_settings(config)}') from error
@@ -261,13 +260,17 @@ def _check_predictor(run: Run, inputs: jax.Array) -> None:
     )
 
 
-def _check_small_crops(run: Run, params: Any, stats: Any) -> None:
-  """Raises a ValueError for small crops on an encoder whose weights depend on the image size."""
+def _check_smaller_views(run: Run, params: Any, stats: Any) -> None:
+  """Raises a ValueError for smaller views on an encoder whose weights depend on the image size."""
   config, encoder = run.config, run.method.network.encoder
-  try:
-    jax.eval_shape(run.method.features, params, stats, models.example(encoder, config.small_crops.size))
-  except FlaxError as error:
-    raise ValueError(
-      f'small_crops.size = {config.small_crops.size} does not fit model.name = {config.model.name!r}, whose weights '
-      f'are for images of {config.data.image_size} pixels: set small_crops.number=0, or use a ResNet'
-    ) from error
+  small, size = config.small_crops, config.augment.get('size')
+  smaller = [('augment.size', size, 'leave it out')] if size else []
+  smaller += [('small_crops.size', small.size, 'set small_crops.number=0')] if small.number else []
+  for key, value, fix in smaller:
+    try:
+      jax.eval_shape(run.method.features, params, stats, models.example(encoder, value))
+    except FlaxError as error:
+      raise ValueError(
+        f'{key} = {value} does not fit model.name = {config.model.name!r}, whose weights are for images of '
+        f'{config.data.image_size} pixels: {fix}, or use a ResNet'
+      ) from error

@@ -21,6 +21,22 @@ from jax.sharding import PartitionSpec as P
 
 AXIS = 'batch'
 LARGEST_COPY = 2**30  # bytes sent to a device at once
+COMPILATION = '/jax/core/compile/backend_compile_duration'  # what jax calls the time in XLA's compiler
+
+_compilations: list[float] = []  # seconds of each compilation of this process
+
+
+def _heard(event: str, duration_secs: float, **_: str | int) -> None:
+  if event == COMPILATION:
+    _compilations.append(duration_secs)
+
+
+jax.monitoring.register_event_duration_secs_listener(_heard)
+
+
+def compile_seconds() -> float:
+  """Seconds that this process has spent in XLA's compiler, including programs that came from its cache."""
+  return math.fsum(_compilations)
 
 
 def start(processes: int, cpu_devices: int) -> None:

@@ -374,6 +374,24 @@ def test_evaluations_show_the_centre_crop_of_the_config(tmp_path):
     assert not np.allclose(found[1.0][0], other, atol=1e-3)
 
 
+@pytest.mark.slow
+def test_features_may_be_those_of_an_image_and_its_mirror_image(tmp_path):
+  found = {}
+  for flip in (False, True):
+    prepared = builder.build(tiny(tmp_path, **{'eval.flip': flip}))
+    state = prepared.devices.replicate(prepared.initial_state())
+    evaluator = ImageEvaluator(prepared)
+    own = evaluator.spaces(state)[0]
+    prepared.eval_test.items[:] = prepared.eval_test.items[:, :, ::-1].copy()
+    found[flip] = [{layer: space.test for layer, space in each.items()} for each in (own, evaluator.spaces(state)[0])]
+  unit = lambda x: x / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
+  for layer in ('backbone', 'projector'):
+    (image, mirror), (mean, same) = ([each[layer] for each in found[flip]] for flip in (False, True))
+    assert not np.allclose(image, mirror, atol=1e-3)
+    np.testing.assert_allclose(mean, (unit(image) + unit(mirror)) / 2, atol=1e-5)
+    np.testing.assert_allclose(same, mean, atol=1e-5)
+
+
 def with_features(tmp_path, spaces, labels, **changes):
   """The evaluator of a run, with given features instead of those of an encoder."""
   evaluator = ImageEvaluator(builder.build(tiny(tmp_path, **changes)))

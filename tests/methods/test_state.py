@@ -318,6 +318,7 @@ KINDS = {
   'isogclr': dict(loss='robust_contrastive', tau=None, views=3, tau_rate=0.05),
   'byol': dict(loss='byol', tau=None, momentum=0.7, small=1),
   'simsiam': dict(loss='simsiam', tau=None, small=1),
+  'simsiam_mean': dict(loss='simsiam', tau=None, views=3, mean_target=True),
   'redundancy': dict(loss='vicreg', tau=None, views=3),
   'dino': dict(loss='dino', momentum=0.7, small=1),
   'swav': dict(loss='swav', queue=16, queue_epochs=0, small=1),
@@ -552,6 +553,24 @@ def test_byol_and_simsiam_are_their_loops(name):
 
     def loss(weights, views=views, targets=targets):
       cosine = sum((torch_predict(weights, views[v]) * targets[1 - v]).sum(dim=1).mean() for v in range(2)) / 2
+      return 2 - 2 * cosine if name == 'byol' else -cosine
+
+    check_step(states, values, step, loss)
+
+
+@pytest.mark.parametrize('name', ['byol', 'simsiam'])
+def test_the_mean_of_the_other_views_may_be_the_target(name):
+  """FastSiam: with four views, a view predicts the mean of the three other projections, before it is normalized."""
+  more = {'momentum': 0.7} if name == 'byol' else {}
+  states, values = trace(name, 1, loss=name, tau=None, views=3, small=1, mean_target=True, **more)
+  for step, ((views, _), slow) in enumerate(zip(batches(3, small=1), slow_weights(states, 0.7, 1.0), strict=True)):
+    target = slow if name == 'byol' else matrices(states[step].params['network'])
+    keys = [project(target, view) for view in views[:3]]  # the last view is a small crop, which is no target
+    others = [[key for w, key in enumerate(keys) if w != v] for v in range(4)]
+    targets = [torch.tensor(unit(sum(some) / len(some))) for some in others]
+
+    def loss(weights, views=views, targets=targets):
+      cosine = sum((torch_predict(weights, views[v]) * targets[v]).sum(dim=1).mean() for v in range(4)) / 4
       return 2 - 2 * cosine if name == 'byol' else -cosine
 
     check_step(states, values, step, loss)
