@@ -19,7 +19,7 @@ ROWS = 16  # of a tile: a thread of 4 warps holds 8 neighboring numbers of it
 COLUMNS = 64  # of a tile: a row of it in bfloat16 is 128 bytes, which a GPU reads at once
 LOADS = 8  # tiles that are read at once, to hide the latency of the memory
 PROGRAMS = 1056  # at most, per sum: eight for each of an H200's 132 processors
-LARGEST = 2**26  # bytes of an array: above, XLA's own sums are as fast (benchmarks/README.md)
+LARGEST = 2**25  # bytes of an array: above, XLA's own sums are as fast (benchmarks/README.md)
 
 
 def fits(x: jax.Array) -> bool:
