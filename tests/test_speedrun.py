@@ -7,7 +7,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import base
-from experiments.speedrun.sweep import SWEEP
+from experiments.speedrun.sweep import ATTEMPTS, SWEEP
 from ssl_jax import config, train
 from ssl_jax.workdir import metric_log
 from tests.test_reproduce import narrower, shallow
@@ -30,7 +30,7 @@ def test_no_attempt_evaluates_more_than_it_must():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('row', SWEEP.rows, ids=lambda row: row.name)
+@pytest.mark.parametrize('row', ATTEMPTS, ids=lambda row: row.name)
 def test_an_attempt_takes_two_steps(row, data, tmp_path):
   chosen = ConfigDict(SWEEP.resolve(row, 0))
   size = max(16, chosen.augment.get('size') or 0)
