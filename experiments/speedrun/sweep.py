@@ -76,11 +76,21 @@ def short(row: Row) -> Row:
 FASTSIAM = {'views': 4, 'method.mean_target': True}
 ATTEMPTS = (
   attempt('simclr_512', 'SimCLR, τ = 0.2, batch 512', 190, '', sgd(512, 0.24)),
-  attempt('simclr_24px', 'SimCLR, batch 512, views of 24 pixels', 300, '', pixels(24), sgd(512, 0.24)),
   attempt(
     'fastsiam_24px', 'FastSiam, batch 128, views of 24 pixels', 140, 'simsiam', FASTSIAM, pixels(24), sgd(128, 0.06)
   ),
-  attempt('byol_24px', 'BYOL, batch 256, views of 24 pixels', 215, 'byol', pixels(24), MOMENTUM, sgd(256, 0.12)),
+  attempt('simclr_24px', 'SimCLR, batch 512, views of 24 pixels', 300, '', pixels(24), sgd(512, 0.24)),
+  attempt(
+    'byol_4views_24px',
+    'BYOL, four views of 24 pixels, mean target, batch 128',
+    95,
+    'byol',
+    FASTSIAM,
+    pixels(24),
+    MOMENTUM,
+    sgd(128, 0.1),
+  ),
+  attempt('byol_24px', 'BYOL, batch 256, views of 24 pixels', 190, 'byol', pixels(24), MOMENTUM, sgd(256, 0.12)),
   attempt('simclr_4views', 'SimCLR, four views, batch 256', 95, '', {'views': 4}, sgd(256, 0.12)),
   attempt('vicreg_4views', 'VICReg, four views, batch 256', 85, 'vicreg', {'views': 4, 'batch_size': 256}),
   attempt('byol_crops', 'BYOL, two views and four small crops, batch 256', 95, 'byol', SMALL, MOMENTUM, sgd(256, 0.12)),
