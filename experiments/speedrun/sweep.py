@@ -77,7 +77,7 @@ FASTSIAM = {'views': 4, 'method.mean_target': True}
 ATTEMPTS = (
   attempt('simclr_512', 'SimCLR, τ = 0.2, batch 512', 190, '', sgd(512, 0.24)),
   attempt(
-    'fastsiam_24px', 'FastSiam, batch 128, views of 24 pixels', 140, 'simsiam', FASTSIAM, pixels(24), sgd(128, 0.06)
+    'fastsiam_24px', 'FastSiam, batch 128, views of 24 pixels', 120, 'simsiam', FASTSIAM, pixels(24), sgd(128, 0.06)
   ),
   attempt('simclr_24px', 'SimCLR, batch 512, views of 24 pixels', 300, '', pixels(24), sgd(512, 0.24)),
   attempt(
