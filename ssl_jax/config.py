@@ -98,6 +98,8 @@ RULES: dict[str, Rule] = {
   'log.every_steps': _from(1, _STEPS),
   'eval.every_epochs': _from(0, _STEPS),
   'eval.crop': (lambda x: 0.1 <= x <= 1, 'from 0.1 to 1: a share of the shorter side'),
+  'eval.patches': _from(0, 16),
+  'eval.patch': (lambda x: 0.1 <= x <= 1, 'from 0.1 to 1: a share of the side'),
   'eval.k': (
     lambda k: len(k) <= 100 and all(is_whole(x) and x >= 1 for x in k),
     'numbers of neighbors, such as (200,), or () for no kNN',
@@ -140,6 +142,8 @@ LATER = {
   'optimizer.clip': 0.0,
   'eval.cap_k': False,
   'eval.flip': False,
+  'eval.patches': 0,
+  'eval.patch': 0.75,
   'eval.prompts': '',
   'eval.class_names': '',
   'eval.retrieval': 5000,

@@ -109,7 +109,13 @@ class _Pairs(_Images):
   """Images with captions. What has a meaning for images has the same one here."""
 
   name = 'pairs'
-  meaningless: ClassVar = {'small_crops.number': 0, 'eval.flip': False, 'eval.sts': '', 'eval.transfer': ''}
+  meaningless: ClassVar = {
+    'small_crops.number': 0,
+    'eval.flip': False,
+    'eval.patches': 0,
+    'eval.sts': '',
+    'eval.transfer': '',
+  }
 
   def views(self, config: ConfigDict, on_device: bool) -> views.Views:
     found = views.image_views(config, on_device)
@@ -176,6 +182,7 @@ class _Sentences(Modality):
     'eval.finetune': '',
     'eval.measures': False,
     'eval.flip': False,
+    'eval.patches': 0,
     'eval.data.name': '',
     'eval.prompts': '',
   }

@@ -1,10 +1,11 @@
 """Features of a whole source, computed on all devices and extracted once for all evaluations."""
 
 import hashlib
+import itertools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from ssl_jax.arrays import normalize
-from ssl_jax.data import sources
+from ssl_jax.data import image_ops, sources
 from ssl_jax.evals import check
 from ssl_jax.methods import Method
 from ssl_jax.run.devices import Devices
@@ -31,23 +32,45 @@ def image_size(config: ConfigDict) -> int:
 
 
 def extractor(
-  features: Callable, shown: Callable, devices: Devices, layers: Sequence[str] = LAYERS, *, flip: bool = False
+  features: Callable,
+  shown: Callable,
+  devices: Devices,
+  layers: Sequence[str] = LAYERS,
+  *,
+  around: Callable[[jax.Array], list[jax.Array]] | None = None,
 ) -> Callable:
   """(params, batch_stats, examples [b, ...], positions [b]) -> features of `layers`, on all devices.
 
-  `features` is that of the method, and `shown` maps one stored example to the input of the encoder. With `flip`, the
-  features are the mean of the unit vectors of an image and of its mirror image.
+  `features` is that of the method, and `shown` maps one stored example to the input of the encoder. If given, `around`
+  maps inputs [b, ...] to a list of such arrays, and features are the mean of the unit vectors of them all.
   """
 
   def apply(params, stats, examples, positions):
     del positions  # only augmentation depends on them
-    images = jax.vmap(shown)(examples)
-    of = lambda images: {layer: features(params, stats, images)[layer] for layer in layers}
-    if not flip:
-      return of(images)
-    return jax.tree.map(lambda a, b: (normalize(a) + normalize(b)) / 2, of(images), of(images[:, :, ::-1]))
+    inputs = jax.vmap(shown)(examples)
+    several = around(inputs) if around else []
+    found = features(params, stats, jnp.concatenate(several) if around else inputs)
+    mean = lambda x: jnp.mean(normalize(x).reshape(len(several), -1, x.shape[1]), axis=0)
+    return {layer: mean(found[layer]) if around else found[layer] for layer in layers}
 
   return devices.map(apply, replicated=2, sharded=2, out='sharded')
+
+
+def around_image(choice: Mapping) -> Callable[[jax.Array], list[jax.Array]] | None:
+  """What `extractor` averages over by the config section `eval`: `patches`² crops, mirror images; None for neither."""
+  if not choice['patches'] and not choice['flip']:
+    return None
+
+  def around(images: jax.Array) -> list[jax.Array]:
+    found, size, count = [images], images.shape[1], choice['patches']
+    side = max(1, round(choice['patch'] * size))
+    places = [round(place) for place in np.linspace(0, size - side, count)] if count > 1 else [(size - side) // 2]
+    for top, left in itertools.product(places, places) if count else ():
+      crop = lambda image, top=top, left=left: image_ops.crop_and_resize(image, top, left, side, side, size)
+      found.append(jax.vmap(crop)(images))
+    return found + ([x[:, :, ::-1] for x in found] if choice['flip'] else [])
+
+  return around
 
 
 def view_extractor(method: Method, augments: list[Augment], devices: Devices, *, seed: int) -> Callable:

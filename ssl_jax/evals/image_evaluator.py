@@ -58,7 +58,8 @@ class ImageEvaluator:
       finetune.require_weights(run.config.eval.class_weights, int(labels['train'].max()) + 1)
     self._labels = labels
     given = run.method.features, run.views.shown, run.devices
-    self._apply = functools.cache(lambda layers: features.extractor(*given, layers, flip=run.config.eval.flip))
+    around = features.around_image(run.config.eval)
+    self._apply = functools.cache(lambda layers: features.extractor(*given, layers, around=around))
 
   def spaces(
     self, state: State, *, layers: tuple[str, ...] = features.LAYERS, views: bool = False
@@ -167,7 +168,7 @@ class ImageEvaluator:
     settings |= {
       'eval_data': {k: v for k, v in self.run.eval_data.items() if k != 'path'},
       'crop': config.eval.crop,
-      'flip': config.eval.flip,
+      'around': (config.eval.flip, config.eval.patches, config.eval.patch),
       'views': config.eval.views,
       'view_images': config.eval.view_images,
       'parts': ('train', 'test', 'views', 'partners', 'bank', 'skipped'),

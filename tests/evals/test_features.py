@@ -1,6 +1,7 @@
-"""What features are computed from: images and their mirror images; and the file name under which they are stored."""
+"""What features are computed from: an image, its mirror image, crops of it; and the name of the file with them."""
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from ssl_jax.data import sources
@@ -23,18 +24,35 @@ def test_images_of_a_folder_are_identified_by_their_paths(tmp_path):
   assert features.digest({}, {'w': np.ones(2)}, folder(tmp_path, ['cat', 'dog', 'elk'])()) != first
 
 
-def test_features_may_be_those_of_an_image_and_its_mirror_image():
-  """The mean of two unit vectors: the same for an image and its mirror image."""
+def mean_features(images, **choice):
+  """(what `extractor` finds for each image, the encoder in float64)"""
   devices = Devices.choose('pmap', 1)
-  weights = np.random.default_rng(0).normal(size=(48, 5)).astype(np.float32)
-  images = np.random.default_rng(1).normal(size=(3, 4, 4, 3)).astype(np.float32)
+  weights = np.random.default_rng(0).normal(size=(images[0].size, 5)).astype(np.float32)
   encode = lambda params, stats, x: {'backbone': x.reshape(len(x), -1) @ params, 'projector': x[:, 0, 0]}
-  apply = features.extractor(encode, lambda x: x, devices, ('backbone',), flip=True)
-  given = devices.replicate(weights), devices.replicate(np.zeros(1))
-  extract = lambda x: devices.unshard(apply(*given, *devices.shard((x, np.arange(3)))))
+  around = features.around_image({'flip': False, 'patches': 0, 'patch': 0.5, **choice})
+  apply = features.extractor(encode, lambda x: x, devices, ('backbone',), around=around)
+  found = apply(*devices.replicate((weights, np.zeros(1))), *devices.shard((images, np.arange(len(images)))))
   unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
-  own, mirror = (unit(np.float64(x).reshape(3, -1) @ np.float64(weights)) for x in (images, images[:, :, ::-1]))
-  found = extract(images)
   assert found.keys() == {'backbone'}
-  np.testing.assert_allclose(found['backbone'], (own + mirror) / 2, atol=1e-5)
-  np.testing.assert_allclose(extract(images[:, :, ::-1].copy())['backbone'], found['backbone'], atol=1e-5)
+  return devices.unshard(found['backbone']), lambda x: unit(np.float64(x).reshape(len(x), -1) @ np.float64(weights))
+
+
+def test_features_may_be_those_of_an_image_and_its_mirror_image():
+  images = np.random.default_rng(1).normal(size=(3, 4, 4, 3)).astype(np.float32)
+  mirror = images[:, :, ::-1].copy()
+  found, encode = mean_features(images, flip=True)
+  np.testing.assert_allclose(found, (encode(images) + encode(mirror)) / 2, atol=1e-5)
+  np.testing.assert_allclose(mean_features(mirror, flip=True)[0], found, atol=1e-5)
+
+
+@pytest.mark.parametrize(('count', 'places'), [(1, [2]), (2, [0, 4]), (3, [0, 2, 4])])
+@pytest.mark.parametrize('flip', [False, True])
+def test_features_may_be_those_of_crops_too(count, places, flip):
+  images = np.random.default_rng(1).uniform(size=(2, 8, 8, 3)).astype(np.float32)
+  found, encode = mean_features(images, patches=count, flip=flip)
+  resize = lambda channel: np.asarray(Image.fromarray(channel, 'F').resize((8, 8), Image.Resampling.BILINEAR))
+  of_image = lambda image: np.stack([resize(image[..., c].copy()) for c in range(3)], axis=-1)
+  enlarged = lambda crops: np.stack([of_image(crop) for crop in crops])
+  seen = [images, *(enlarged(images[:, top : top + 4, left : left + 4]) for top in places for left in places)]
+  seen += [x[:, :, ::-1] for x in seen] if flip else []
+  np.testing.assert_allclose(found, np.mean([encode(x) for x in seen], axis=0), atol=1e-5)
