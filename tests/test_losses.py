@@ -295,6 +295,15 @@ class MisuseTest(absltest.TestCase):
     with self.assertRaisesRegex(TypeError, '^hard takes pos, neg, temperature by position: give fraction by name$'):
       losses.hard(pos, neg, 0.5, 0.3)
 
+  def test_an_array_as_the_temperature_may_be_a_constant_of_a_jitted_loss(self):
+    pos, neg, _ = similarities(3)
+    tau = jnp.float32(0.2)
+    values = jax.jit(lambda pos, neg: losses.info_nce(pos, neg, tau))(pos, neg)
+    np.testing.assert_allclose(values, losses.info_nce(pos, neg, 0.2), rtol=1e-6)
+    wrong = jnp.float32(-0.2)
+    with self.assertRaisesRegex(ValueError, 'must be positive and finite'):
+      jax.jit(lambda pos, neg: losses.info_nce(pos, neg, wrong))(pos, neg)
+
   @pytest.mark.slow
   def test_negatives_carry_their_mask(self):
     """A loss of pairs without `where` is the loss with it, in value and gradient."""
