@@ -10,17 +10,13 @@ import pytest
 
 from configs import base, captions, cifar10
 from ssl_jax import config, methods, train
-from tests.helpers import asked_to_stop_at, final, tiny
+from tests.helpers import asked_to_stop_at, changed, final, tiny
 
 NONE = dict(name='none')
 
 
 def create(changes):
-  chosen = base.get_config()
-  for key, value in changes.items():
-    config.override(chosen, key, value)
-  config.validate(chosen, base.get_config())
-  return methods.create(chosen, steps_per_epoch=10, total_steps=100, examples=1000)
+  return methods.create(changed(base.get_config(), changes), steps_per_epoch=10, total_steps=100, examples=1000)
 
 
 @pytest.mark.parametrize('name', cifar10.VARIANTS)

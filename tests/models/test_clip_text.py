@@ -92,7 +92,7 @@ def test_the_torch_code_of_an_export_gives_the_same_features():
     tensors = {name: torch.tensor(tensor) for name, tensor in torch_weights.to_torch(variables).items()}
     names['encoder'].load_state_dict(tensors, strict=True)
     found = names['encoder'].eval()(torch.tensor(np.asarray(batch()[:, :-2], np.int64))).detach().numpy()
-    expected = jax.jit(lambda x, module=module: module.apply(variables, x, train=False))(batch())
+    expected = jax.jit(functools.partial(module.apply, train=False))(variables, batch())
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
