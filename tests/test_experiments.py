@@ -68,7 +68,8 @@ else:
   (workdir / 'metrics.jsonl').unlink()
 measures = {'backbone': {'uniformity': -2.5}}
 evaluation = {'step': steps, 'epoch': steps / 10 * chosen['epochs'], 'knn200': 80.0 + chosen['seed']}
-evaluation |= {'linear_std': None, 'images': {'train': 2000}, 'measures': measures, 'classes': {'knn200': [1.0]}, 'features': 'backbone'}
+evaluation |= {'images': {'train': 2000}, 'measures': measures, 'classes': {'knn200': [1.0]}, 'features': 'backbone'}
+evaluation['linear_std'] = None
 (workdir / 'evaluation.json').write_text(json.dumps(evaluation))
 np.savez(workdir / 'evaluation.npz', curve=np.arange(3.0))
 """
