@@ -429,8 +429,10 @@ def _validate_keys(config: ConfigDict, base: ConfigDict, prefix: str) -> None:
         raise ValueError(f'config key {prefix + key!r} = {show(config[key])} must be a section')
       _validate_keys(config[key], default, f'{prefix}{key}.')
     else:
-      with config.ignore_type():  # 1 of a config.json is 1.0 here
-        config[key] = _same_type(prefix + key, config[key], default)
+      value = _same_type(prefix + key, config[key], default)
+      if value is not config[key]:  # 1 of a config.json is 1.0 here
+        with config.ignore_type():  # slow: it visits every key
+          config[key] = value
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], among: Sequence[str] = ()) -> str | None:

@@ -143,11 +143,16 @@ def require(name: str, value: Any, holds: Callable[[Any], Any], must_be: str) ->
   if isinstance(value, jax.core.Tracer):
     return
   try:
-    valid = bool(holds(value))
+    valid = bool(holds(_concrete(value)))
   except (TypeError, ValueError, IndexError, OverflowError):  # a value of another type
     valid = False
   if not valid:
     raise ValueError(f'{name} = {show(value)} must be {must_be}')
+
+
+def _concrete(value: Any) -> Any:
+  """An array of jax as one of numpy: inside jit, jax would trace a comparison even if the array is known."""
+  return np.asarray(value) if isinstance(value, jax.Array) else value
 
 
 def is_number(value: Any) -> bool:
@@ -187,7 +192,7 @@ def require_positive(**values: Any) -> None:
     must_be = 'positive and finite'
     if isinstance(value, jax.core.Tracer):
       continue
-    if is_number(value) and np.ndim(value) == 0 and 0 < value < math.inf:
+    if is_number(value) and np.ndim(value) == 0 and 0 < _concrete(value) < math.inf:
       must_be += f' in float32, from {FLOAT32[0]:.2g} to {FLOAT32[1]:.2g}'
     require(name, value, lambda x: in_float32(x) and x > 0, must_be)
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from absl import flags
+from ml_collections import ConfigDict
 
 import main
 from configs import base
@@ -24,6 +26,14 @@ REAL = os.environ.get('SSL_JAX_TEST_DATA', '')
 
 needs_real_data = pytest.mark.real_data  # reads the folder SSL_JAX_TEST_DATA; conftest.py skips it without one
 needs_browser = pytest.mark.browser  # opens a page in Chromium; conftest.py skips it without one
+
+
+def changed(chosen: ConfigDict, changes: Mapping[str, Any]) -> ConfigDict:
+  """The config with these keys changed, and validated."""
+  for key, value in changes.items():
+    config.override(chosen, key, value)
+  config.validate(chosen, base.get_config())
+  return chosen
 
 
 def tiny(tmp_path, **changes):
@@ -52,10 +62,7 @@ def tiny(tmp_path, **changes):
     'eval': dict(k=(5,), every_epochs=0, batch_size=40),
     'log': dict(every_steps=1, tensorboard=False),
   }
-  for key, value in (settings | changes).items():
-    config.override(chosen, key, value)
-  config.validate(chosen, base.get_config())
-  return chosen
+  return changed(chosen, settings | changes)
 
 
 def final(workdir, chosen):

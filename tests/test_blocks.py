@@ -52,14 +52,15 @@ def assert_same(actual, expected):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6 * np.abs(b).max())
 
 
-PARAMS = {name: embeddings(1, 3)[0] for name in LOSSES}  # an encoder for each
+ENCODER = embeddings(1, 3)[0]
 BATCH = embeddings(2, 8).swapaxes(0, 1)  # two views of 8 instances
 
 
 def means_and_gradients(params, batch, axis_name=None, block=0):
   def total(params):
     means = {}
-    for name, loss in LOSSES.items():
+    for name in params:  # an encoder for each
+      loss = LOSSES[name]
       found = pairs.in_batch(*(x @ params[name] for x in batch.swapaxes(0, 1)), axis_name=axis_name, block=block)
       tau = temperature.cosine(0.1, 0.5) if loss.takes_temperature else None
       means[name] = jnp.mean(loss(*found, tau, axis_name=axis_name))
@@ -70,8 +71,8 @@ def means_and_gradients(params, batch, axis_name=None, block=0):
 
 
 @functools.cache
-def whole_batch():
-  return jax.jit(means_and_gradients)(PARAMS, BATCH)
+def whole_batch(names):
+  return jax.jit(means_and_gradients)(dict.fromkeys(names, ENCODER), BATCH)
 
 
 class SameTest(chex.TestCase):
@@ -136,11 +137,20 @@ class SameTest(chex.TestCase):
     whole, blocks = of(embeddings(2, 7))
     assert_same(blocks, whole)
 
-  @parameterized.parameters((4, 'shard_map'))  # pmap trains with blocks in tests/methods/test_state.py
-  def test_every_loss_over_devices(self, devices, how):
+  # pmap trains with blocks in tests/methods/test_state.py.
+  def test_losses_over_devices(self):
+    """A stream, blocks one after the other, and a mean over all queries."""
+    self.compare_devices(('info_nce', 'hard', 'align_uniform'))
+
+  @pytest.mark.slow
+  def test_every_loss_over_devices(self):
+    self.compare_devices(tuple(LOSSES))
+
+  def compare_devices(self, names, devices=4, how='shard_map'):
     """The gradient of the mean over all queries, as `ssl_jax.pairs` has it, from blocks on each device."""
-    blocks = mapped(functools.partial(means_and_gradients, axis_name='batch', block=3), devices, how)(PARAMS, BATCH)
-    chex.assert_trees_all_close(jax.tree.map(lambda x: x[-1], blocks), whole_batch(), rtol=2e-6, atol=2e-6)
+    on_devices = mapped(functools.partial(means_and_gradients, axis_name='batch', block=3), devices, how)
+    blocks = on_devices(dict.fromkeys(names, ENCODER), BATCH)
+    chex.assert_trees_all_close(jax.tree.map(lambda x: x[-1], blocks), whole_batch(names), rtol=2e-6, atol=2e-6)
 
   def test_a_query_without_negatives_counts_nothing(self):
     z, index, drawn = embeddings(2, 7), jnp.arange(7), jnp.array([1, 1])  # all of query 1's are its own
@@ -154,7 +164,8 @@ class SameTest(chex.TestCase):
 
   def test_nt_xent(self):
     z = embeddings(2, 5)
-    np.testing.assert_allclose(losses.nt_xent(*z, 0.2, block=4), losses.nt_xent(*z, 0.2), rtol=1e-6)
+    nt_xent = jax.jit(losses.nt_xent, static_argnames='block')
+    np.testing.assert_allclose(nt_xent(*z, 0.2, block=4), nt_xent(*z, 0.2), rtol=1e-6)
 
 
 class MemoryTest(absltest.TestCase):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs import base, captions
+from configs import captions
 from ssl_jax import config, losses, methods, pairs, train
 from ssl_jax.data import embedded
 from ssl_jax.data.modality import PAIRS
@@ -18,7 +18,7 @@ from ssl_jax.evals import evaluate
 from ssl_jax.models import bert
 from ssl_jax.reporting import export, report, views
 from ssl_jax.run import builder
-from tests.helpers import asked_to_stop_at, final, mapped
+from tests.helpers import asked_to_stop_at, changed, final, mapped
 
 B, D = 8, 5
 
@@ -118,10 +118,7 @@ def small(variant='clip', **changes):
     'eval': dict(every_epochs=1, batch_size=16, at_start=False),
     'log': dict(every_steps=1, tensorboard=False),
   }
-  for key, value in (settings | changes).items():
-    config.override(chosen, key, value)
-  config.validate(chosen, base.get_config())
-  return chosen
+  return changed(chosen, settings | changes)
 
 
 @pytest.fixture(scope='module')

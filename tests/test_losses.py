@@ -150,7 +150,7 @@ class EquationTest(chex.TestCase):
 
     for negatives in (1, 2, 7, 64):
       pos, neg, where = similarities(negatives, positives, columns=64)
-      values, gradients = at_all_taus(pos, neg, where, jnp.array(TAUS, jnp.float32))
+      values, gradients = jax.device_get(at_all_taus(pos, neg, where, np.array(TAUS, np.float32)))
       chex.assert_shape(values, (len(TAUS), 3))
       np.testing.assert_array_equal(gradients[:, :, positives:][:, ~where], 0)
 
@@ -188,10 +188,10 @@ class EquationTest(chex.TestCase):
     """Identical, opposite, collapsed, perfect and ordinary bfloat16 similarities; 0 for a query without negatives."""
     loss, _, _ = CASES[name]
     ends = [(0.3, 0.3), (1, 1), (-1, -1), (-1, 1), (1, -1)]
-    pos = jnp.array([[p] for p, _ in ends], jnp.bfloat16)
-    neg = jnp.array([[n] * 3 for _, n in ends], jnp.bfloat16)
-    every = jnp.ones(neg.shape, bool)
-    masks = jnp.stack([every, every & jnp.array([[False, True, False]]), every.at[0].set(False)])
+    pos = np.array([[p] for p, _ in ends], jnp.bfloat16)
+    neg = np.array([[n] * 3 for _, n in ends], jnp.bfloat16)
+    every = np.ones(neg.shape, bool)
+    masks = np.stack([every, every & np.array([[False, True, False]]), every & (np.arange(len(ends)) > 0)[:, None]])
 
     @jax.jit
     @functools.partial(jax.vmap, in_axes=(0, None))
@@ -203,7 +203,7 @@ class EquationTest(chex.TestCase):
       return jax.grad(total, argnums=(0, 1), has_aux=True)(pos, neg)
 
     for tau in (0.01, 1.0):
-      (grad_pos, grad_neg), values = both(masks, tau)
+      (grad_pos, grad_neg), values = jax.device_get(both(masks, tau))
       chex.assert_tree_all_finite((grad_pos, grad_neg, values))
       chex.assert_type(values, jnp.float32)
       self.assertEqual(values[2, 0], 0)
@@ -294,6 +294,15 @@ class MisuseTest(absltest.TestCase):
       losses.simple(pos, neg, 0.5)
     with self.assertRaisesRegex(TypeError, '^hard takes pos, neg, temperature by position: give fraction by name$'):
       losses.hard(pos, neg, 0.5, 0.3)
+
+  def test_an_array_as_the_temperature_may_be_a_constant_of_a_jitted_loss(self):
+    pos, neg, _ = similarities(3)
+    tau = jnp.float32(0.2)
+    values = jax.jit(lambda pos, neg: losses.info_nce(pos, neg, tau))(pos, neg)
+    np.testing.assert_allclose(values, losses.info_nce(pos, neg, 0.2), rtol=1e-6)
+    wrong = jnp.float32(-0.2)
+    with self.assertRaisesRegex(ValueError, 'must be positive and finite'):
+      jax.jit(lambda pos, neg: losses.info_nce(pos, neg, wrong))(pos, neg)
 
   @pytest.mark.slow
   def test_negatives_carry_their_mask(self):

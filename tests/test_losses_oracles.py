@@ -187,7 +187,9 @@ class OracleTest(chex.TestCase):
     views = [x + 2 * y for x, y in zip(embeddings(3), embeddings(1, seed=3) * 3, strict=True)]  # alike
     self.assert_same(actual, views, formula)
     chosen = {} if weights == 'far' else dict(positive_weights='uniform', negative_weights='uniform')
-    values = losses.cacr_margin(*pairs.in_batch(*views)[:2], margin=margin, t_pos=t_pos, **chosen)
+    values = jax.jit(lambda *z: losses.cacr_margin(*pairs.in_batch(*z)[:2], margin=margin, t_pos=t_pos, **chosen))(
+      *views
+    )
     self.assertTrue(0 < np.mean(values == 0) < 1, 'both sides of the hinge')
 
   def test_dclw_formula(self):

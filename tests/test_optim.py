@@ -34,12 +34,16 @@ def weights():
   return {'kernel': rng.normal(size=(3, 4)).astype(np.float32), 'bias': rng.normal(size=4).astype(np.float32)}
 
 
-def train(optimizer, params, steps):
+def train(optimizer, params, steps, loss=quadratic):
+  @jax.jit
+  def step(params, state):
+    updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+    return optax.apply_updates(params, updates), state
+
   params = jax.tree.map(jnp.asarray, params)
   state = optimizer.init(params)
   for _ in range(steps):
-    updates, state = optimizer.update(jax.grad(quadratic)(params), state, params)
-    params = optax.apply_updates(params, updates)
+    params, state = step(params, state)
   return params
 
 
@@ -115,12 +119,17 @@ def test_biases_are_exempt_on_request(name, exempt):
   assert moved_by_decay(optimizer, weights()) == {'kernel': True, 'bias': not exempt}
 
 
+@functools.cache
+def weights_of_a_vit():
+  model = ViT(patch=4, width=8, depth=1, heads=2)
+  shapes = jax.eval_shape(lambda key: model.init(key, jnp.zeros((1, 8, 8, 3)), train=False), jax.random.key(0))
+  return {'network': {'encoder': jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes['params'])}}
+
+
 @NAMES
 @EXEMPT
 def test_the_frozen_patch_projection_of_a_vit_is_never_decayed(name, exempt):
-  model = ViT(patch=4, width=8, depth=1, heads=2)
-  shapes = jax.eval_shape(lambda key: model.init(key, jnp.zeros((1, 8, 8, 3)), train=False), jax.random.key(0))
-  params = {'network': {'encoder': jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes['params'])}}
+  params = weights_of_a_vit()
   optimizer = optimizers.create(section(name=name, weight_decay=0.1, exempt=exempt), lambda _: 0.5)
   moved = moved_by_decay(optimizer, params)['network']['encoder']
   assert moved['patch_embed'] == {'kernel': False, 'bias': False}
@@ -156,7 +165,11 @@ def test_gradients_are_clipped_before_the_optimizer(name):
   clipped = optimizers.create(section(name=name, clip=1.0), lambda step: 0.1)
   plain = optimizers.create(section(name=name), lambda step: 0.1)
   params, long = {'w': jnp.ones((3, 2))}, {'w': jnp.full((3, 2), 5.0)}
-  step = lambda optimizer, grads: optimizer.update(grads, optimizer.init(params), params)[0]['w']
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def step(optimizer, grads):
+    return optimizer.update(grads, optimizer.init(params), params)[0]['w']
+
   np.testing.assert_allclose(step(clipped, long), step(plain, {'w': long['w'] / jnp.linalg.norm(long['w'])}), rtol=1e-5)
   short = {'w': jnp.full((3, 2), 0.1)}
   np.testing.assert_allclose(step(clipped, short), step(plain, short), rtol=1e-6)
@@ -202,13 +215,8 @@ def test_the_learning_rate_of_a_predictor_may_stay(name):
   def trained(schedule, **changes):
     chosen = section(**settings, schedule=schedule, **changes)
     rate, peak = optimizers.learning_rate(chosen, **clock), optimizers.peak_learning_rate(chosen, 256)
-    optimizer, found = optimizers.create(chosen, rate, peak), jax.tree.map(jnp.asarray, params)
-    state = optimizer.init(found)
-    for _ in range(6):
-      grads = jax.grad(lambda p: sum(quadratic(part) for part in p['network'].values()))(found)
-      updates, state = optimizer.update(grads, state, found)
-      found = optax.apply_updates(found, updates)
-    return found['network']
+    loss = lambda params: sum(quadratic(part) for part in params['network'].values())
+    return train(optimizers.create(chosen, rate, peak), params, 6, loss)['network']
 
   both, cosine, constant = trained('cosine', fixed_predictor=True), trained('cosine'), trained('constant')
   chex.assert_trees_all_close(both['encoder'], cosine['encoder'], rtol=1e-5)

@@ -100,8 +100,11 @@ def test_host_batches_are_cropped_as_each_view_asks(tmp_path):
   assert (images[:, 1] != whole).any(axis=(1, 2, 3)).all()
 
 
-def test_small_crops_are_refused_by_an_encoder_of_one_size():
-  chosen = config.load('configs/cifar10.py:cacr,multi_crop', ['data.source=embedded'])
+def test_small_crops_are_refused_by_an_encoder_of_one_size(tmp_path):
+  images = np.zeros((128, 32, 32, 3), np.uint8)
+  np.savez(tmp_path / 'data.npz', train_images=images, test_images=images[:8])
+  data = ['data.source=arrays', f'data.path={tmp_path / "data.npz"}']
+  chosen = config.load('configs/cifar10.py:cacr,multi_crop', data)
   with pytest.raises(ValueError, match=r"^small_crops.size = 16 does not fit model.name = 'alexnet_small'.*number=0"):
     builder.build(chosen)
 

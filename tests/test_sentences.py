@@ -8,14 +8,14 @@ import jax
 import numpy as np
 import pytest
 
-from configs import base, sentences
+from configs import sentences
 from ssl_jax import config, methods, train
 from ssl_jax.data.modality import IMAGES, SENTENCES
 from ssl_jax.evals import evaluate, sentence_transfer, sts
 from ssl_jax.models import torch_weights
 from ssl_jax.reporting import export, report, views
 from ssl_jax.run import builder
-from tests.helpers import asked_to_stop_at, final
+from tests.helpers import asked_to_stop_at, changed, final
 
 pytestmark = pytest.mark.slow  # it trains a BERT
 
@@ -45,10 +45,7 @@ def small(tmp_path, **changes):
     'eval': dict(sts=str(tmp_path / 'sts'), every_epochs=1, batch_size=16),
     'log': dict(every_steps=1, tensorboard=False),
   }
-  for key, value in (settings | changes).items():
-    config.override(chosen, key, value)
-  config.validate(chosen, base.get_config())
-  return chosen
+  return changed(chosen, settings | changes)
 
 
 @pytest.fixture(scope='module')

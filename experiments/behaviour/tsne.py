@@ -14,14 +14,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from configs import base
+from experiments import trained
 from experiments.behaviour.sweep import SWEEP
-from ssl_jax import config
 from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.reporting.figures import COLOURS, MARKS, style, svg
-from ssl_jax.run import builder
-from ssl_jax.workdir import files
-from ssl_jax.workdir.checkpoints import Checkpoints
 
 RUNS = pathlib.Path('runs/behaviour')
 OUT = pathlib.Path(__file__).parent / 'tsne.svg'
@@ -31,13 +27,7 @@ PERPLEXITY = 30.0
 
 def embeddings(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
   """Projector outputs of the test images by the newest checkpoint, of unit length, and labels.  -> [n, d], [n]"""
-  chosen = config.restore(files.read_config(workdir), base.get_config())
-  run = builder.build(chosen, resumed=True, trains=False)
-  checkpoints = Checkpoints(files.check(workdir, run.identity))
-  if checkpoints.latest() is None:
-    raise ValueError(f'{workdir} has no checkpoint: run it, or leave it out')
-  state = checkpoints.restore(run.initial_state())
-  checkpoints.close()
+  run, state = trained.restore(workdir)
   spaces, labels = ImageEvaluator(run).spaces(run.devices.replicate(state), layers=('projector',))
   x = spaces['projector'].test
   return x / np.linalg.norm(x, axis=1, keepdims=True), labels.test

@@ -19,16 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from configs import base
+from experiments import trained
 from experiments.behaviour import tsne
-from ssl_jax import config
 from ssl_jax.data.views import image_views
 from ssl_jax.evals import features
 from ssl_jax.reporting.figures import COLOURS, style, svg
-from ssl_jax.run import builder
 from ssl_jax.run.update import example_keys, make_views
-from ssl_jax.workdir import files
-from ssl_jax.workdir.checkpoints import Checkpoints
 
 BATCH, POSITIVES, SHOWN = 128, 4, 4
 WIDEST = 10.0  # of Figure 7: half of the side of a panel, in t-SNE's units
@@ -50,13 +46,8 @@ def sample(workdir: pathlib.Path, batch: int = BATCH, query: int = 0, seed: int 
 
   Its positives are other views of that image, its negatives the first views of the other images.
   """
-  chosen = config.restore(files.read_config(workdir), base.get_config())
-  run = builder.build(chosen, resumed=True, trains=False)
-  checkpoints = Checkpoints(files.check(workdir, run.identity))
-  if checkpoints.latest() is None:
-    raise ValueError(f'{workdir} has no checkpoint: train first')
-  state = checkpoints.restore(run.initial_state())
-  checkpoints.close()
+  run, state = trained.restore(workdir)
+  chosen = run.config
   positions = np.random.default_rng(seed).permutation(len(run.eval_test))[:batch]
   stored = chosen.data.stored_size or chosen.data.image_size
   images, _ = features.squares(run.eval_test, positions, stored)

@@ -19,6 +19,7 @@ from PIL import Image
 
 from ssl_jax.data import pipeline, shards, sources, tar_index, tar_source
 from ssl_jax.evals import features
+from tests.data.test_sources import fails
 
 
 @pytest.fixture(autouse=True)
@@ -74,13 +75,6 @@ def pairs(tmp_path, shard_sizes=(4, 3, 5), **changes):
       k += 1
     write(tmp_path / f'train-{shard:04}.tar', members)
   return config(tmp_path, **changes)
-
-
-def fails(match, data, split='train'):
-  with pytest.raises(ValueError, match=match) as error:
-    sources.load(data, split)
-  assert '\n' not in str(error.value)
-  return str(error.value)
 
 
 def test_images_captions_and_labels(tmp_path):

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from configs import base
-from ssl_jax import config, methods
+from ssl_jax import methods
 from ssl_jax.data import augment, embedded
 from ssl_jax.evals import knn
 from ssl_jax.run import optimizers
 from ssl_jax.run.state import State
 from ssl_jax.run.update import example_keys, make_update
+from tests.helpers import changed
 
 pytestmark = pytest.mark.slow  # it trains every method
 
@@ -140,10 +141,7 @@ def chosen(changes):
     'epochs': EPOCHS,
   }
   optimizer = dict(name='adamw', learning_rate=5e-3, weight_decay=1e-4)
-  for key, value in (settings | changes | {'optimizer': optimizer | changes.get('optimizer', {})}).items():
-    config.override(made, key, value)
-  config.validate(made, base.get_config())
-  return made
+  return changed(made, settings | changes | {'optimizer': optimizer | changes.get('optimizer', {})})
 
 
 def prepared(images):
