@@ -27,7 +27,7 @@ from ssl_jax.run.builder import Run
 from ssl_jax.run.devices import AXIS
 from ssl_jax.run.state import State
 from ssl_jax.run.update import make_update, scan_update
-from ssl_jax.workdir import files, fork, metric_log, progress
+from ssl_jax.workdir import files, fork, metric_log, progress, wandb_log
 from ssl_jax.workdir.checkpoints import Checkpoints
 
 AGREE_EVERY = 10  # single steps between the points at which several processes agree to stop or to save
@@ -48,6 +48,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
   """Trains the run of `config` in `workdir`, from the last checkpoint if there is one. Returns the summary."""
   start = time.monotonic()
   eval_settings.check(config.eval)
+  if config.log.wandb:
+    wandb_log.require_package(config.log.wandb)
   parent = fork.parent_of(config, workdir)
   run = builder.build(config, resumed=files.saved(workdir) or parent is not None)
   during = run.modality.evaluates(config)
@@ -73,7 +75,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
     if jax.process_index() == 0:
       for name, text in run.modality.files(run.train).items():
         files.write_text(workdir / name, text)
-    log = metric_log.MetricLog(workdir, first, config.log.tensorboard, first - len(checkpoints.unlogged()))
+    logged = first - len(checkpoints.unlogged())
+    log = metric_log.MetricLog(workdir, first, config.log.tensorboard, logged, config.log.wandb)
     stack.callback(log.close)
     display = progress.create(first, run.total_steps)
     stack.callback(display.close)
