@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import math
 import pathlib
+import shlex
 import signal
 import sys
 import threading
@@ -338,7 +339,7 @@ def _stop_requests() -> Iterator[threading.Event]:
 
 
 def _machine(run: Run) -> dict:
-  """The device and the peak memory of one, the version of jax, the commit of this code, and the date."""
+  """The device and the peak memory of one, the version of jax, the commit of this code, the date, and the command."""
   device = run.devices.local[0]
   peak = (device.memory_stats() or {}).get('peak_bytes_in_use')  # unknown on a CPU
   return {
@@ -347,6 +348,7 @@ def _machine(run: Run) -> dict:
     'peak_memory_gib': peak and round(peak / 2**30, 2),
     'commit': metric_log.commit(),
     'date': time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime()),
+    'command': shlex.join(['python', 'main.py', *sys.argv[1:]]) if sys.argv[0].endswith('main.py') else None,
   }
 
 

@@ -134,7 +134,7 @@ def outcome(mode: str, folder: pathlib.Path) -> Any:
   if mode == 'evaluate':
     return json.loads((run / 'evaluation.json').read_text())
   if mode == 'export':
-    tensors = safetensors.numpy.load_file(run / 'export' / 'encoder.safetensors')
+    tensors = safetensors.numpy.load_file(run / 'export' / 'model.safetensors')
     return {name: np.asarray(tensor).tobytes() for name, tensor in tensors.items()}
   return (folder / 'compared' / 'compare.md' if mode == 'compare' else run / 'report.md').read_text()
 

@@ -35,7 +35,7 @@ FLUSH_SECONDS = 20  # between the times at which TensorBoard's file is up to dat
 
 # Keys of summary.json that describe the training; a later call that trains no further leaves them as they are.
 TRAINING_KEYS = (
-  *('seconds', 'deterministic', 'device', 'jax', 'peak_memory_gib', 'commit', 'date'),
+  *('seconds', 'deterministic', 'device', 'jax', 'peak_memory_gib', 'commit', 'date', 'command'),
   'broken_images_skipped',
 )
 
