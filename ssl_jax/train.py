@@ -348,8 +348,14 @@ def _machine(run: Run) -> dict:
     'peak_memory_gib': peak and round(peak / 2**30, 2),
     'commit': metric_log.commit(),
     'date': time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime()),
-    'command': shlex.join(['python', 'main.py', *sys.argv[1:]]) if sys.argv[0].endswith('main.py') else None,
+    'command': _command(),
   }
+
+
+def _command() -> str | None:
+  """The command line that trains; None if it is not that of main.py."""
+  program, *arguments = sys.argv
+  return shlex.join(['python', 'main.py', *arguments]) if pathlib.Path(program).name == 'main.py' else None
 
 
 def _opening(run: Run, workdir: pathlib.Path, first: int, forked: bool) -> str:

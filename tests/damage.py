@@ -49,7 +49,7 @@ READ = {
     'checkpoints',
   ),
   'evaluate': ('config.json', 'evaluation', 'checkpoints'),
-  'export': ('config.json', 'checkpoints'),
+  'export': ('config.json', 'summary.json', 'evaluation', 'checkpoints'),
   'report': ('config.json', 'summary.json', 'evaluation', 'metrics.jsonl'),
   'early': ('config.json', 'summary.json', 'metrics.jsonl', 'neighbours.png'),
   'compare': ('config.json', 'summary.json', 'evaluation', 'metrics.jsonl'),
