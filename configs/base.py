@@ -95,6 +95,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.log = ConfigDict()
   config.log.every_steps = 50  # steps per row of metrics.jsonl, TensorBoard and the progress output
   config.log.tensorboard = True  # also write TensorBoard files
+  config.log.wandb = ''  # also write to this project of Weights & Biases ('': no); needs the extra [wandb]
 
   config.eval = ConfigDict()
   config.eval.every_epochs = 20  # kNN during training (0: only at the end)

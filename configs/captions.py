@@ -10,16 +10,13 @@ similarity), `dcl`, `balanced`. `causal` reads the captions with the causal tran
 
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import base, cc3m
 
-NONE = dict(name='none')
 VARIANTS = {
-  'clip': {'loss': dict(name='info_nce'), 'temperature': dict(name='learnable', tau=0.07)},
-  'siglip': {'loss': dict(name='sigmoid', bias=-10.0), 'temperature': dict(name='learnable', tau=0.1)},
-  'cacr': {'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0), 'temperature': NONE},
+  **cc3m.VARIANTS,
   'dystress': {'loss': dict(name='info_nce'), 'temperature': dict(name='cosine', tau_min=0.07, tau_max=0.2)},
   'dcl': {'loss': dict(name='decoupled'), 'temperature': dict(name='learnable', tau=0.07)},
-  'balanced': {'loss': dict(name='balanced', alpha=10.0, lam=1.0), 'temperature': NONE},
+  'balanced': {'loss': dict(name='balanced', alpha=10.0, lam=1.0), 'temperature': dict(name='none')},
   'causal': {'method.text': dict(name='clip_text_tiny', width=64, depth=2, heads=4, vocabulary=200, positions=16)},
 }
 
@@ -29,7 +26,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.source, config.data.name = 'embedded', 'embedded'
   config.data.tokens = 14
   config.dtype = 'float32'
-  config.steps, config.batch_size = 800, 64
+  config.steps, config.batch_size = 1200, 64
   config.views = 1
   # No crops and no flips: they would make a caption wrong that says where the shape is.
   config.augment = dict(name='none', crop=False, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
@@ -41,7 +38,7 @@ def get_config(arg: str = '') -> ConfigDict:
   )
   config.temperature = dict(name='learnable', tau=0.07)
   config.optimizer.name = 'adamw'
-  config.optimizer.learning_rate = 2e-3
+  config.optimizer.learning_rate = 5e-3
   config.optimizer.weight_decay = 0.1
   config.optimizer.exempt = True
   config.optimizer.warmup_epochs = 0.5

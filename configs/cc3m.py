@@ -19,11 +19,10 @@ from ml_collections import ConfigDict
 
 from configs import base
 
-NONE = dict(name='none')
 VARIANTS = {
   'clip': {'loss': dict(name='info_nce'), 'temperature': dict(name='learnable', tau=0.07)},
   'siglip': {'loss': dict(name='sigmoid', bias=-10.0), 'temperature': dict(name='learnable', tau=0.1)},
-  'cacr': {'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0), 'temperature': NONE},
+  'cacr': {'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0), 'temperature': dict(name='none')},
   'dystress': {'loss': dict(name='info_nce'), 'temperature': dict(name='cosine', tau_min=0.03, tau_max=0.1)},
 }
 

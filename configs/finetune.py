@@ -2,11 +2,11 @@
 
   python main.py --mode=export --workdir=RUN
   python main.py --mode=evaluate --config=configs/finetune.py:mhist --config.data.path=/data/mhist \
-    --config.init=RUN/encoder.safetensors --workdir=runs/mhist
+    --config.init=RUN/export/model.safetensors --workdir=runs/mhist
 
-The first command writes the ResNet-50 of a run of configs/imagenet.py as RUN/encoder.safetensors; torchvision's weights
-work too. The second trains it with a linear classifier, 50 epochs at batch 128, and tests it. A set is a folder with
-train and val or test, each with one folder per class, or a tfds set (CIFAR-10, CIFAR-100, Flowers).
+The first command writes the ResNet-50 of a run of configs/imagenet.py as RUN/export/model.safetensors; torchvision's
+weights work too. The second trains it with a linear classifier, 50 epochs at batch 128, and tests it. A set is a folder
+with train and val or test, each with one folder per class, or a tfds set (CIFAR-10, CIFAR-100, Flowers).
 """
 
 from ml_collections import ConfigDict

@@ -181,6 +181,7 @@ def across_views(*views: jax.Array, axis_name: str | None = None, similarity: st
 def with_keys(
   query: jax.Array,
   key: jax.Array,
+  queue: jax.Array | None = None,
   *,
   axis_name: str | None = None,
   similarity: str = 'cosine',
@@ -190,7 +191,8 @@ def with_keys(
   """The keys of other instances are the negatives (MoCo v3; one direction of a symmetric loss).
 
   `query` is `[B, D]`, `key` `[B, D]` or, for K positives, `[B, K, D]`: views of the same instances, usually from two
-  encoders. All K keys of every other instance are negatives, instance by instance.
+  encoders. All K keys of every other instance are negatives, instance by instance. A `queue` `[M, D]`, the same on
+  every device, adds keys of earlier batches to them (cross-batch memory, Wang et al. 2020).
 
   >>> pos, neg, where = with_keys(jnp.eye(3), jnp.eye(3))
   >>> pos.shape, neg.shape, int(where[0].sum())
@@ -206,6 +208,11 @@ def with_keys(
   own, instances = _instances(query.shape[0], _total(keys.shape[0], axis), axis_name)
   pos = _row_similarities(query[:, None], key, similarity)
   keys, instances = keys.reshape(-1, query.shape[1]), jnp.repeat(own if axis else instances, count)
+  if queue is not None:
+    if ring:
+      raise ValueError('ring = True takes no queue, which every device has as a whole: leave one of them out')
+    keys = jnp.concatenate([keys, _prepare(queue, similarity)])
+    instances = jnp.concatenate([instances, jnp.full(len(queue), -1)])  # -1: a key of an earlier batch
   return Pairs(pos, *_negatives(query, keys, own, instances, similarity, block, axis_name=axis))
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import math
 import pathlib
+import shlex
 import signal
 import sys
 import threading
@@ -27,7 +28,7 @@ from ssl_jax.run.builder import Run
 from ssl_jax.run.devices import AXIS, compile_seconds
 from ssl_jax.run.state import State
 from ssl_jax.run.update import make_update, scan_update
-from ssl_jax.workdir import files, fork, metric_log, progress
+from ssl_jax.workdir import files, fork, metric_log, progress, wandb_log
 from ssl_jax.workdir.checkpoints import Checkpoints
 
 AGREE_EVERY = 10  # single steps between the points at which several processes agree to stop or to save
@@ -48,6 +49,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
   """Trains the run of `config` in `workdir`, from the last checkpoint if there is one. Returns the summary."""
   start, compiled = time.monotonic(), compile_seconds()
   eval_settings.check(config.eval)
+  if config.log.wandb:
+    wandb_log.require_package(config.log.wandb)
   parent = fork.parent_of(config, workdir)
   run = builder.build(config, resumed=files.saved(workdir) or parent is not None)
   during = run.modality.evaluates(config)
@@ -73,7 +76,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
     if jax.process_index() == 0:
       for name, text in run.modality.files(run.train).items():
         files.write_text(workdir / name, text)
-    log = metric_log.MetricLog(workdir, first, config.log.tensorboard, first - len(checkpoints.unlogged()))
+    logged = first - len(checkpoints.unlogged())
+    log = metric_log.MetricLog(workdir, first, config.log.tensorboard, logged, config.log.wandb)
     stack.callback(log.close)
     display = progress.create(first, run.total_steps)
     stack.callback(display.close)
@@ -336,7 +340,7 @@ def _stop_requests() -> Iterator[threading.Event]:
 
 
 def _machine(run: Run) -> dict:
-  """The device and the peak memory of one, the version of jax, the commit of this code, and the date."""
+  """The device and the peak memory of one, the version of jax, the commit of this code, the date, and the command."""
   device = run.devices.local[0]
   peak = (device.memory_stats() or {}).get('peak_bytes_in_use')  # unknown on a CPU
   return {
@@ -345,7 +349,14 @@ def _machine(run: Run) -> dict:
     'peak_memory_gib': peak and round(peak / 2**30, 2),
     'commit': metric_log.commit(),
     'date': time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime()),
+    'command': _command(),
   }
+
+
+def _command() -> str | None:
+  """The command line that trains; None if it is not that of main.py."""
+  program, *arguments = sys.argv
+  return shlex.join(['python', 'main.py', *arguments]) if pathlib.Path(program).name == 'main.py' else None
 
 
 def _opening(run: Run, workdir: pathlib.Path, first: int, forked: bool) -> str:

@@ -49,7 +49,7 @@ READ = {
     'checkpoints',
   ),
   'evaluate': ('config.json', 'evaluation', 'checkpoints'),
-  'export': ('config.json', 'checkpoints'),
+  'export': ('config.json', 'summary.json', 'evaluation', 'checkpoints'),
   'report': ('config.json', 'summary.json', 'evaluation', 'metrics.jsonl'),
   'early': ('config.json', 'summary.json', 'metrics.jsonl', 'neighbours.png'),
   'compare': ('config.json', 'summary.json', 'evaluation', 'metrics.jsonl'),
@@ -134,7 +134,7 @@ def outcome(mode: str, folder: pathlib.Path) -> Any:
   if mode == 'evaluate':
     return json.loads((run / 'evaluation.json').read_text())
   if mode == 'export':
-    tensors = safetensors.numpy.load_file(run / 'export' / 'encoder.safetensors')
+    tensors = safetensors.numpy.load_file(run / 'export' / 'model.safetensors')
     return {name: np.asarray(tensor).tobytes() for name, tensor in tensors.items()}
   return (folder / 'compared' / 'compare.md' if mode == 'compare' else run / 'report.md').read_text()
 

@@ -55,7 +55,7 @@ def random_variables(module, size, seed=0):
 
 
 def written(folder, tensors):
-  path = folder / 'encoder.safetensors'
+  path = folder / 'model.safetensors'
   safetensors.numpy.save_file(tensors, path)
   return path
 
@@ -217,13 +217,13 @@ np.savez({str(tmp_path / 'found.npz')!r}, five=features, two=encoder.call(images
 
 def test_torch_gives_the_features_of_the_run_with_the_metadata_of_the_file(saved, exported):
   _, chosen, state = saved
-  with safetensors.safe_open(exported / 'encoder.safetensors', 'np') as file:
+  with safetensors.safe_open(exported / 'model.safetensors', 'np') as file:
     about = {k: v if k == 'ssl_jax' else json.loads(v) for k, v in file.metadata().items()}
   assert about['model'] == {'name': 'resnet_tiny', 'width': 8, 'stage_sizes': [1]}
   assert (about['step'], about['features'], about['image_size']) == (3, 8, 12)
   reference = torch_models.ResNet(BASIC, (1,), stem='cifar', width=8).double().eval()
   reference.conv1.stride = (2, 2)  # resnet_tiny's
-  reference.load_state_dict(safetensors.torch.load_file(exported / 'encoder.safetensors'), strict=True)
+  reference.load_state_dict(safetensors.torch.load_file(exported / 'model.safetensors'), strict=True)
   prepared = builder.build(chosen)
   images = prepared.eval_test.items[:, :12, :12]
   mean, std = (torch.tensor(about[name]).view(3, 1, 1).double() for name in ('mean', 'std'))
@@ -257,9 +257,9 @@ def test_the_command_exports_the_same_files(saved, exported, tmp_path, capsys):
   main.main(flags.FLAGS(['main.py', *arguments], known_only=True))
   said = capsys.readouterr().out
   assert said.startswith(f'resnet_tiny at step 3, images of 12 px to 8 features: {copied / "export"}\n')
-  names = ['README.md', 'encoder.jax', 'encoder.safetensors', 'projector.safetensors']
+  names = ['README.md', 'config.json', 'encoder.jax', 'model.safetensors', 'projector.safetensors']
   assert sorted(file.name for file in (copied / 'export').iterdir()) == names
-  for name in names[2:]:
+  for name in names[3:]:
     found = [safetensors.numpy.load_file(place / name) for place in (copied / 'export', exported)]
     chex.assert_trees_all_equal(*found)
   shutil.rmtree(copied / 'checkpoints')
@@ -322,7 +322,7 @@ def test_a_run_starts_from_the_encoder_of_a_file(saved, exported, tmp_path, meth
   """All copies of the encoder start from it, and nothing else changes."""
   _, _, state = saved
   params, stats = state.evaluated
-  start = builder.build(tiny(tmp_path, init=str(exported / 'encoder.safetensors'), **method)).initial_state()
+  start = builder.build(tiny(tmp_path, init=str(exported / 'model.safetensors'), **method)).initial_state()
   plain = builder.build(tiny(tmp_path, **method)).initial_state()
   encoders = [start.params['network']['encoder']]
   encoders += [start.extra['momentum']['encoder'], start.extra['average']['network']['encoder']] if method else []
@@ -336,7 +336,7 @@ def test_a_run_starts_from_the_encoder_of_a_file(saved, exported, tmp_path, meth
 @pytest.fixture
 def starting(exported, tmp_path):
   """The config of a run of one step from the exported encoder, a copy of it in tmp_path."""
-  file = shutil.copy(exported / 'encoder.safetensors', tmp_path)
+  file = shutil.copy(exported / 'model.safetensors', tmp_path)
   settings = {'eval.crop': 0.75, 'eval.view_images': 8, 'eval.linear': '', 'eval.at_start': True}
   return tiny(tmp_path, init=str(file), steps=1, **settings)
 
@@ -372,7 +372,7 @@ def test_an_untrained_encoder_can_be_evaluated(starting, tmp_path):
 def test_a_resumed_run_does_not_need_the_initial_weights(starting, tmp_path):
   starting.eval.k = ()
   train.train(starting, tmp_path / 'run')
-  (tmp_path / 'encoder.safetensors').unlink()
+  (tmp_path / 'model.safetensors').unlink()
   assert train.train(starting, tmp_path / 'run')['steps'] == 1
   starting.init = ''
   with pytest.raises(ValueError, match=r"holds a run of another config \(init = '' here, '.*safetensors' there"):
@@ -439,7 +439,7 @@ def without(tensors, name):
   ids=['missing', 'many missing', 'spare', 'shape', 'integers', 'nan', 'variance', 'prefix'],
 )
 def test_unsuitable_weights_are_refused_in_one_line_before_images_are_decoded(exported, tmp_path, change, message):
-  tensors = safetensors.numpy.load_file(exported / 'encoder.safetensors')
+  tensors = safetensors.numpy.load_file(exported / 'model.safetensors')
   path = written(tmp_path, {k: np.ascontiguousarray(v) for k, v in change(tensors).items()})
   refused(tmp_path, path, message)
 
@@ -448,11 +448,11 @@ def test_unsuitable_weights_are_refused_in_one_line_before_images_are_decoded(ex
   ('content', 'message'),
   [
     (None, 'is not a file: give a safetensors file, such as that of --mode=export'),
-    (b'PK\x03\x04 a pickle', r'is not a complete safetensors file of floats \(.+\): give encoder.safetensors'),
+    (b'PK\x03\x04 a pickle', r'is not a complete safetensors file of floats \(.+\): give model.safetensors'),
     (
       # numpy has no float8
       (62).to_bytes(8, 'little') + b'{"x":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}    ' + b'\0',
-      r'is not a complete safetensors file of floats \(.+\): give encoder.safetensors',
+      r'is not a complete safetensors file of floats \(.+\): give model.safetensors',
     ),
   ],
 )

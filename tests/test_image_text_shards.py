@@ -6,7 +6,8 @@ import chex
 import numpy as np
 import pytest
 
-from ssl_jax import train
+from configs import base, cc3m
+from ssl_jax import config, train
 from ssl_jax.run import builder
 from tests.data.test_tar import encode, pixels, write
 from tests.helpers import asked_to_stop_at, final
@@ -73,3 +74,39 @@ def test_an_error_names_the_shard_and_the_key(tmp_path):
     builder.build(small(**changes))
   first = f'{tmp_path}/shards/train-1.tar: 0012.jpg has no readable text (it is missing or empty): fix or remove it'
   assert str(error.value).startswith(first) and '\n' not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('variant', cc3m.VARIANTS)
+def test_every_variant_of_cc3m_trains_on_shards(tmp_path, variant):
+  """Two steps with its loss, temperature, optimizer, crops, and names of shards, and narrow encoders."""
+  for name, numbers in (('train-0000', range(8)), ('train-0001', range(8, 16)), ('val-0000', range(16, 24))):
+    members = [(f'{k:04}.jpg', encode(pixels(k, 48, 40), 'JPEG')) for k in numbers]
+    members += [(f'{k:04}.txt', f'a picture with number {k}'.encode()) for k in numbers]
+    write(tmp_path / f'cc3m-{name}.tar', sorted(members))
+  chosen = cc3m.get_config(variant)
+  changes = {
+    'data': dict(path=str(tmp_path), image_size=32, tokens=8, workers=0),
+    'model': dict(name='resnet50', width=8, stage_sizes=(1, 1)),
+    'projector.features': (8,),
+    'method.text': dict(name='clip_text', width=16, depth=1, heads=2, vocabulary=60),
+    'batch_size': 8,
+    'steps': 2,
+    'optimizer.warmup_epochs': 0.5,
+    'dtype': 'float32',
+    'parallel.devices': 1,
+    'log': dict(every_steps=1, tensorboard=False),
+  }
+  for key, value in changes.items():
+    config.override(chosen, key, value)
+  config.validate(chosen, base.get_config())
+  summary = train.train(chosen, str(tmp_path / 'run'))
+  losses, state = final(tmp_path / 'run', chosen)
+  assert len(losses) == 2 and np.isfinite(losses).all() and summary['pairs'] == 16
+  assert 0 <= summary['image_to_text_1'] <= 100 and summary['broken_images_skipped'] == 0
+  started = builder.build(chosen).initial_state().params
+  for part in ('encoder', 'projector', 'text'):
+    with pytest.raises(AssertionError):
+      chex.assert_trees_all_equal(started['network'][part], state.params['network'][part])
+  assert ('loss' in state.params) == (variant == 'siglip')
+  assert bool(state.params['temperature']) == (variant in ('clip', 'siglip'))

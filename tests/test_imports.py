@@ -77,7 +77,7 @@ def test_the_package_needs_only_jax_and_chex_and_the_extras_the_rest():
   assert requirements(setup['options']['install_requires']) == {'jax', 'chex'}
   assert extras['train'] | extras['tfds'] | extras['plots'] <= extras['dev']
   # Whatever a module imports when it is imported comes with [train].
-  modules = {'absl-py': 'absl', 'orbax-checkpoint': 'orbax', 'pillow': 'PIL'}
+  modules = {'absl-py': 'absl', 'orbax-checkpoint': 'orbax', 'pillow': 'PIL', 'pyyaml': 'yaml'}
   installed = {modules.get(name, name) for name in {'jax', 'chex', 'ssl_jax', 'configs'} | extras['train']}
   for file in FILES:
     nodes = ast.parse(file.read_text()).body

@@ -74,6 +74,14 @@ class LayoutTest(chex.TestCase):
     neg = [[s(q[i], k[j]) for j in range(B) if j != i] for i in range(B)]
     self.assert_pairs(jax.jit(pairs.with_keys)(q, k), [[s(q[i], k[i])] for i in range(B)], neg)
 
+  def test_with_keys_and_a_queue(self):
+    q, k = embeddings(2)
+    s = similarity_of('cosine')
+    neg = [[s(q[i], k[j]) for j in range(B) if j != i] + [s(q[i], old) for old in QUEUE] for i in range(B)]
+    self.assert_pairs(jax.jit(pairs.with_keys)(q, k, QUEUE), [[s(q[i], k[i])] for i in range(B)], neg)
+    with pytest.raises(ValueError, match=r'^ring = True takes no queue'):
+      pairs.with_keys(q, k, QUEUE, block=2, ring=True)
+
   def test_with_keys_of_several_views(self):
     q, *k = embeddings(4)
     s = similarity_of('cosine')
@@ -198,6 +206,7 @@ SHARDED = {
   'by_view_pair': contrast(losses.cacr, pairs.by_view_pair),
   'across_views': contrast(functools.partial(losses.info_nce, temperature=0.2), pairs.across_views),
   'with_keys': contrast(losses.simple, lambda q, k, _, **to: pairs.with_keys(q, k, **to)),
+  'with_keys_and_queue': contrast(losses.cacr, lambda q, k, _, **to: pairs.with_keys(q, k, QUEUE, **to)),
   'with_keys_of_views': contrast(losses.cacr, lambda q, *k, **to: pairs.with_keys(q, jnp.stack(k, axis=1), **to)),
   'with_queue': contrast(losses.cacr, lambda q, k, _, **to: pairs.with_queue(q, k, QUEUE, in_batch=True, **to)),
   'decoupled_weighted': contrast(

@@ -159,7 +159,7 @@ def test_the_exported_encoder_gives_the_same_features_and_starts_another_run(tra
   folder, workdir, chosen = trained
   out = export.export(chosen, str(workdir))
   assert {file.name for file in out.iterdir()} == {
-    *('encoder.safetensors', 'encoder.jax', 'projector.safetensors', 'README.md', 'vocab.txt')
+    *('model.safetensors', 'encoder.jax', 'projector.safetensors', 'README.md', 'config.json', 'vocab.txt')
   }
   prepared = builder.build(chosen)
   assert (out / 'vocab.txt').read_text().split() == list(prepared.train.vocabulary.pieces)
@@ -168,7 +168,7 @@ def test_the_exported_encoder_gives_the_same_features_and_starts_another_run(tra
   state = final(workdir, chosen)[1]
   expected = prepared.method.features(*state.evaluated, jax.vmap(prepared.views.shown)(tokens))['backbone']
   np.testing.assert_allclose(program.call(tokens), expected, atol=1e-5)
-  started = {'init': str(out / 'encoder.safetensors'), 'data.vocabulary': str(out / 'vocab.txt')}
+  started = {'init': str(out / 'model.safetensors'), 'data.vocabulary': str(out / 'vocab.txt')}
   other = builder.build(small(folder, **started))
   chex.assert_trees_all_equal(other.initial_state().params['network']['encoder'], state.params['network']['encoder'])
   results = evaluate.evaluate(small(folder, **started), str(tmp_path / 'evaluated'))

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
+from ssl_jax.arrays import normalize
 from ssl_jax.losses import Loss
+from ssl_jax.methods.moco import check_queue, enqueue, new_queue
 from ssl_jax.methods.protocol import Inputs, Method, Network, Outputs, mean, mean_temperature
 from ssl_jax.registry import prefix
 
@@ -32,7 +34,11 @@ class ImageText(Method):
   With one view and `info_nce` this is CLIP, with `sigmoid` SigLIP. In the config, `method.text` is the encoder of the
   captions and `method.text_projector` its projector, by default that of the images.
 
+  With a queue, the captions of earlier batches are further negatives of an image, and their images (in the last view)
+  of a caption. They are the embeddings of their own step, without a gradient (Wang et al. 2020).
+
   Attributes:
+    queue: the number of earlier pairs that are negatives; 0: those of the batch only.
     block: as in SimCLR.
   """
 
@@ -40,9 +46,12 @@ class ImageText(Method):
   text: ClassVar[bool] = True
 
   contrast: Loss
+  queue: int = 0
   block: int = 0
 
   def __post_init__(self):
+    if self.queue:
+      check_queue(self.queue, self.plan.batch_size)
     with prefix('method'):
       pairs.check_block(self.block)
 
@@ -65,6 +74,9 @@ class ImageText(Method):
     params = {**params, 'network': {**params['network'], 'text': variables['params']}}
     if 'batch_stats' in variables:
       batch_stats = {**batch_stats, 'text': variables['batch_stats']}
+    if self.queue:
+      shape = (2, self.queue, widths[0])  # of images and of captions
+      extra = {**extra, **new_queue(jax.random.fold_in(key, 2), shape, self.plan.batch_size)}
     return params, batch_stats, extra
 
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
@@ -74,12 +86,17 @@ class ImageText(Method):
     batch_stats = {**batch_stats, 'text': text_stats} if text_stats else batch_stats
     tau, contrast = self.tau(params, inputs), self.contrast.at(params)
     make = functools.partial(pairs.with_keys, axis_name=self.axis_name, block=self.block)
+    queue = enqueue(extra) if self.queue else {}
+    earlier_images, earlier_text = queue.get('queue', (None, None))
     of_pairs = lambda pair: jnp.mean(contrast(pair.pos, pair.neg, pair.where, tau, axis_name=self.axis_name))
-    to_text = [make(image, text) for image in images]
-    to_image = make(text, jnp.stack(images, axis=1))
+    to_text = [make(image, text, earlier_text) for image in images]
+    to_image = make(text, jnp.stack(images, axis=1), earlier_images)
     loss = (mean([of_pairs(pair) for pair in to_text]) + of_pairs(to_image)) / 2
     metrics = {'positive_similarity': jnp.mean(to_image.pos), **mean_temperature(tau, to_image.pos)}
     metrics |= {f'loss_{name}': jnp.asarray(value) for name, value in params.get('loss', {}).items()}
+    if self.queue:
+      keys = [pairs.gather(normalize(jax.lax.stop_gradient(x)), self.axis_name) for x in (images[-1], text)]
+      extra = {**extra, **queue, 'keys': jnp.stack(keys)}
     return loss, Outputs(batch_stats, extra, metrics)
 
   def text_features(self, params: Any, batch_stats: Any, sentences: jax.Array) -> dict[str, jax.Array]:

@@ -136,7 +136,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
   except (safetensors.SafetensorError, AttributeError) as error:  # AttributeError: a dtype that numpy lacks
     why = str(error).splitlines()[0]
     raise ValueError(
-      f'init = {str(path)!r} is not a complete safetensors file of floats ({why}): give encoder.safetensors of '
+      f'init = {str(path)!r} is not a complete safetensors file of floats ({why}): give model.safetensors of '
       '--mode=export, or save a state dict with safetensors.torch.save_file'
     ) from error
 

@@ -1,4 +1,4 @@
-"""Exports the encoder of a run: weights for torch, a program for jax, and a README with the code that loads them."""
+"""Exports the encoder of a run as a model folder of the Hugging Face hub: weights, a program for jax, a model card."""
 
 import json
 import pathlib
@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 import ssl_jax
 from ssl_jax import methods, models
 from ssl_jax.arrays import normalize
+from ssl_jax.config import restore
 from ssl_jax.data.modality import modality_of
 from ssl_jax.data.views import augment_settings
 from ssl_jax.evals import features
@@ -21,7 +22,7 @@ from ssl_jax.methods.image_text import Towers
 from ssl_jax.models import bert, torch_weights
 from ssl_jax.models.encoder import Encoder
 from ssl_jax.models.resnet import Bottleneck, ResNet
-from ssl_jax.reporting import torch_code
+from ssl_jax.reporting import model_card, torch_code
 from ssl_jax.workdir import files
 from ssl_jax.workdir.checkpoints import Checkpoints
 
@@ -134,7 +135,7 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   """
   import safetensors.numpy
 
-  files.read_config(workdir)  # a wrong workdir is an error and is not created
+  saved = files.read_config(workdir)  # a wrong workdir is an error and is not created
   workdir = files.check(workdir, config.to_dict())
   checkpoints = Checkpoints(workdir)
   state = checkpoints.newest()
@@ -159,12 +160,14 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   tensors = torch_weights.to_torch(parts['encoder']) | torch_weights.constants(encoder, size)
   head = {f'projector.{name}': tensor for name, tensor in torch_weights.to_torch(parts['projector']).items()}
   head_about = about | {'projector': json.dumps(config.projector.to_dict())}
-  detection = is_r50_c4(encoder)
+  recorded = restore(saved, config)  # the results are those of the run, whatever this command says of evaluations
+  detection, card = is_r50_c4(encoder), model_card.read(recorded, workdir, int(state.step))
   written = {
-    'encoder.safetensors': safetensors.numpy.save(tensors, about),
+    'model.safetensors': safetensors.numpy.save(tensors, about),
+    'config.json': model_card.config_json(recorded, about).encode(),
     'encoder.jax': bytes(program.serialize()),
     'projector.safetensors': safetensors.numpy.save(head, head_about),
-    'README.md': _readme(config, torch_code.source(encoder, size), about, notes, detection).encode(),
+    'README.md': _readme(config, torch_code.source(encoder, size), about, notes, detection, card).encode(),
     **{name: (workdir / name).read_bytes() for name in notes.files},
   }
   if detection:
@@ -240,23 +243,30 @@ vectors: images as above, and uint16 tokens of the vocabulary beside them, padde
 """
 
 
-def _readme(config: ConfigDict, torch_source: str, about: Mapping[str, str], notes: Notes, detection: bool) -> str:
-  """The code that loads the files of this export."""
-  return f"""# {config.model.name}, step {about['step']}
+def _readme(
+  config: ConfigDict,
+  torch_source: str,
+  about: Mapping[str, str],
+  notes: Notes,
+  detection: bool,
+  card: model_card.Card,
+) -> str:
+  """The model card: results, and the code that loads the files of this export."""
+  return f"""{card.head}# {config.model.name}, step {about['step']}
 
 The encoder of a run of ssl_jax {about['ssl_jax']} on {config.data.name}.
 It maps {notes.inputs} to {about['features']} features. {notes.preprocessing}
 
-## torch
+{model_card.results_section(card)}## torch
 
-`encoder.safetensors` holds the weights in float32. Their names and layouts are those of {notes.names}.
+`model.safetensors` holds the weights in float32. Their names and layouts are those of {notes.names}.
 
 ```python
 {torch_source}
 
 from safetensors.torch import load_file
 
-encoder.load_state_dict(load_file('encoder.safetensors'))
+encoder.load_state_dict(load_file('model.safetensors'))
 encoder.eval()
 
 {notes.torch}
@@ -280,7 +290,7 @@ with open('encoder.jax', 'rb') as file:
 
 {_TEXT if modality_of(config).name == 'pairs' else ''}## ssl_jax
 
-`--config.init=encoder.safetensors{notes.flags}` starts a run from these weights.
+`--config.init=model.safetensors{notes.flags}` starts a run from these weights.
 With `--mode=evaluate --config=...`, it evaluates them.
 """ + (_detectron2(about) if detection else '')
 

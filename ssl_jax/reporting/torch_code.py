@@ -1,6 +1,6 @@
 """The encoders as torch source code, complete and executable, for the README of an export.
 
-Each function returns code that defines `encoder`, a torch.nn.Module that loads encoder.safetensors.
+Each function returns code that defines `encoder`, a torch.nn.Module that loads model.safetensors.
 """
 
 import textwrap

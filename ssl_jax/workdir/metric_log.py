@@ -1,4 +1,4 @@
-"""The numbers of a run on disk: metrics.jsonl and TensorBoard, summary.json and evaluation.json."""
+"""The numbers of a run on disk: metrics.jsonl, TensorBoard and W&B, summary.json and evaluation.json."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssl_jax.workdir import files, progress
+from ssl_jax.workdir import files, progress, wandb_log
 from ssl_jax.workdir.files import read_json, write_text
 
 # Metrics that older runs wrote under another name.
@@ -35,7 +35,7 @@ FLUSH_SECONDS = 20  # between the times at which TensorBoard's file is up to dat
 
 # Keys of summary.json that describe the training; a later call that trains no further leaves them as they are.
 TRAINING_KEYS = (
-  *('seconds', 'deterministic', 'device', 'jax', 'peak_memory_gib', 'commit', 'date', 'compile_seconds'),
+  *('seconds', 'compile_seconds', 'deterministic', 'device', 'jax', 'peak_memory_gib', 'commit', 'date', 'command'),
   'broken_images_skipped',
 )
 
@@ -114,14 +114,14 @@ def copy(parent: pathlib.Path, workdir: pathlib.Path, step: int) -> None:
 
 
 class MetricLog:
-  """Writes rows of metrics to metrics.jsonl and TensorBoard. Only the first process writes.
+  """Writes rows of metrics to metrics.jsonl, TensorBoard and W&B (the project `wandb`). Only the first process writes.
 
   Opened at step n, it drops the rows after n first, so that a resumed run reads as one run. The rows end at step
   `logged`, or some are lost.
   """
 
-  def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool, logged: int = 0):
-    self.workdir, self.board, self.file = workdir, None, None
+  def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool, logged: int = 0, wandb: str = ''):
+    self.workdir, self.board, self.file, self.wandb = workdir, None, None, None
     if jax.process_index() > 0:
       return
     kept = [row for row in read(workdir) if row['step'] <= step] if step else []
@@ -130,18 +130,22 @@ class MetricLog:
     self.file = (workdir / 'metrics.jsonl').open('a', buffering=1)
     if tensorboard:
       self.board = Board(workdir / 'tensorboard', step + 1)
+    if wandb:
+      self.wandb = wandb_log.WandbRun(workdir, step, wandb)
 
   def write(self, step: int, row: Mapping[str, float]) -> None:
     if self.file:
       with files.naming(self.workdir / 'metrics.jsonl'):
         self.file.write(json.dumps({'step': step, **row}) + '\n')
-    if self.board:
-      self.board.write(step, row)
+    for other in (self.board, self.wandb):
+      if other:
+        other.write(step, row)
 
   def close(self) -> None:
     with contextlib.ExitStack() as stack:
-      if self.board:
-        stack.callback(self.board.close)
+      for other in (self.board, self.wandb):
+        if other:
+          stack.callback(other.close)
       if self.file:
         stack.enter_context(files.naming(self.workdir / 'metrics.jsonl'))
         stack.callback(self.file.close)

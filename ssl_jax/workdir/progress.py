@@ -34,6 +34,7 @@ FILES = {
   'neighbours.png': 'test images and their nearest training images',
   'neighbours.txt': 'sentences or images, and their nearest sentences',
   'tensorboard': 'the same for TensorBoard',
+  'wandb': 'the same for Weights & Biases',
   'checkpoints': 'the weights',
   'config.json': 'the config',
 }

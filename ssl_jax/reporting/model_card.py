@@ -1,0 +1,98 @@
+"""The metadata of an exported model, for the hub of Hugging Face: config.json, and the head of README.md."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import yaml
+from ml_collections import ConfigDict
+
+from ssl_jax.data.modality import modality_of
+from ssl_jax.workdir import files, metric_log, progress
+
+# By the prefix of a result: the task and the kind of metric, in the words of the hub.
+KINDS = {
+  'zero_shot': ('zero-shot-image-classification', 'accuracy'),
+  'image_to_text': ('image-to-text-retrieval', 'recall'),
+  'text_to_image': ('text-to-image-retrieval', 'recall'),
+  'spearman': ('sentence-similarity', 'spearmanr'),
+}
+TAGS = ('jax', 'self-supervised-learning', 'contrastive-learning', 'feature-extraction')
+PARTS = (
+  '_std',
+  '_head',
+  '_middle',
+  '_tail',
+  '_pixels',
+)  # ends of names that are no results of the model
+
+
+class Card(NamedTuple):
+  """What a run says about its newest checkpoint."""
+
+  results: dict[str, float]  # by their names in summary.json and evaluation.json
+  command: str  # that trained it; '' if it was not recorded
+  head: str  # of README.md, with its metadata
+
+
+def read(config: ConfigDict, workdir: pathlib.Path, step: int) -> Card:
+  """The card of the checkpoint at `step` of the run with this config. Results of other steps are left out."""
+  summary = _content(workdir / 'summary.json', metric_log.SUMMARY | {'command': str | None})
+  evaluation = _content(workdir / f'{metric_log.evaluation_name(config.eval.data.name)}.json', {'step': int})
+  found: dict[str, Any] = {}
+  for content, key in ((summary, 'steps'), (evaluation, 'step')):
+    if content.get(key) == step:
+      found |= progress.accuracies(content)
+  results = {name: x for name, x in found.items() if isinstance(x, float) and not name.endswith(PARTS)}
+  command = summary.get('command') if summary.get('steps') == step else None
+  return Card(results, command or '', _head(config, results))
+
+
+def _content(file: pathlib.Path, types: Mapping[str, Any]) -> dict:
+  """A JSON file with results; {} if there is none."""
+  if not file.exists():
+    return {}
+  content = metric_log.rename(files.read_json(file))
+  files.check_types(file, content, types)
+  return content
+
+
+def _head(config: ConfigDict, results: Mapping[str, float]) -> str:
+  """The YAML before the text of README.md: library, tags, data, and the results as the hub lists them."""
+  data = config.eval.data.name or config.data.name
+  about = {'type': data, 'name': data, 'split': config.eval.data.test_split or config.data.test_split}
+  classification = 'text-classification' if modality_of(config).name == 'sentences' else 'image-classification'
+  metrics: dict[str, list[dict[str, Any]]] = {}  # by task
+  for name, value in results.items():
+    task, kind = next((kind for prefix, kind in KINDS.items() if name.startswith(prefix)), (classification, 'accuracy'))
+    metrics.setdefault(task, []).append({'type': kind, 'name': name, 'value': value})
+  head: dict[str, Any] = {
+    'library_name': 'ssl_jax',
+    'tags': [*TAGS, config.method.name, config.loss.name],
+    'datasets': [config.data.name],
+  }
+  if results:
+    listed = [{'task': {'type': task}, 'dataset': about, 'metrics': found} for task, found in metrics.items()]
+    name = f'{config.model.name}, {config.method.name} on {config.data.name}'
+    head['model-index'] = [{'name': name, 'results': listed}]
+  return f'---\n{yaml.safe_dump(head, sort_keys=False)}# license: yours to choose\n---\n\n'
+
+
+def config_json(config: ConfigDict, about: Mapping[str, str]) -> str:
+  """The architecture, what its inputs and outputs are, and under `run` the config of the run."""
+  name, arguments = config.model.name, {key: x for key, x in config.model.to_dict().items() if key != 'name'}
+  facts = {key: x if key == 'ssl_jax' else json.loads(x) for key, x in about.items() if key != 'model'}
+  content = {'architecture': name, 'model_args': arguments, **facts, 'run': config.to_dict()}
+  return json.dumps(content, indent=2) + '\n'
+
+
+def results_section(card: Card) -> str:
+  """The results as a table, and the command, in Markdown; '' without them."""
+  text = ''
+  if card.results:
+    rows = ''.join(f'| `{name}` | {value:.4g} |\n' for name, value in card.results.items())
+    text += f'## Results\n\nAccuracies and recalls are in percent.\n\n| result | value |\n|---|---|\n{rows}\n'
+  if card.command:
+    text += f'## Training\n\n```\n{card.command}\n```\n\n`config.json` has the whole config.\n\n'
+  return text

@@ -1,0 +1,60 @@
+"""The rows of metrics.jsonl for Weights & Biases. With WANDB_MODE=offline it needs no account and no network."""
+
+import pathlib
+import re
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+
+from ssl_jax.workdir import files
+
+
+def require_package(project: str) -> ModuleType:
+  """The package wandb; a ValueError if it is not installed."""
+  try:
+    import wandb
+    import wandb.errors  # a folder named wandb, such as W&B makes, can be imported, but has no modules
+  except ImportError:
+    raise ValueError(f"log.wandb = {project!r} needs wandb: pip install -e '.[wandb]'") from None
+  return wandb
+
+
+class WandbRun:
+  """A run of W&B, in WORKDIR/wandb. Opened at a step above 0, it continues the run of this workdir, if there is one.
+
+  W&B keeps what it has: rows up to the last step that it was given are not written again.
+  """
+
+  def __init__(self, workdir: pathlib.Path, step: int, project: str):
+    wandb = require_package(project)
+    file, same = workdir / 'wandb' / 'run_id', {}
+    if step and file.is_file():
+      same = {'id': _read_id(file), 'resume': 'allow'}
+    try:
+      self.run = wandb.init(
+        project=project,
+        name=workdir.name,
+        dir=workdir,
+        config=files.read_config(workdir),
+        settings=wandb.Settings(console='off'),  # it would wrap stdout, which has the progress bar
+        **same,
+      )
+    except wandb.errors.Error as error:
+      raise ValueError(
+        f'log.wandb = {project!r} cannot be used ({files.reason(error)}): wandb login, or WANDB_MODE=offline'
+      ) from error
+    file.parent.mkdir(exist_ok=True)  # WANDB_DIR may have moved the rest
+    files.write_text(file, f'{self.run.id}\n')
+
+  def write(self, step: int, row: Mapping[str, float]) -> None:
+    self.run.log(dict(row), step=step)
+
+  def close(self) -> None:
+    self.run.finish(exit_code=int(sys.exc_info()[0] is not None))  # interrupted runs are not shown as finished
+
+
+def _read_id(file: pathlib.Path) -> str:
+  found = files.read_bytes(file).decode(errors='replace').strip()
+  if not re.fullmatch(r'[\w-]{1,128}', found, re.ASCII):
+    raise ValueError(f'{file} has no id of a run of W&B: remove it, and a new run begins')
+  return found
