@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tests.conftest  # noqa: F401  # sets up jax, before it is imported
-from tests.helpers import bits, config_file
+from tests.helpers import bits, config_file, results
 
 ROOT = pathlib.Path(__file__).parent.parent
 STEPS = 40
@@ -154,12 +154,9 @@ def place(workdir: pathlib.Path) -> str:
 def everything(workdir: pathlib.Path) -> dict[str, Any]:
   """All that a finished run computes, without times and speeds."""
   assert not list(workdir.rglob('*.part')) + list(workdir.rglob('*tmp*')), 'parts are left'
-  summary = json.loads((workdir / 'summary.json').read_text())
   return {
     **bits(workdir),
-    'summary': {
-      key: value for key, value in summary.items() if key not in ('seconds', 'compile_seconds', 'date', 'commit')
-    },
+    'summary': results(workdir),
     'evaluation': (workdir / 'evaluation.json').read_text(),
     'arrays': (workdir / 'evaluation.npz').read_bytes(),
     'picture': (workdir / 'neighbours.png').read_bytes(),

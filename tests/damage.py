@@ -34,7 +34,7 @@ from absl import flags
 
 import main as program
 import tests.conftest  # noqa: F401  # sets up jax, before it is imported
-from tests.helpers import bits, config_file
+from tests.helpers import bits, config_file, results
 
 SECONDS = 300  # after which a command counts as hanging
 # The files that each command reads, or replaces. `early` is the report of a run without an evaluation.
@@ -128,9 +128,7 @@ def outcome(mode: str, folder: pathlib.Path) -> Any:
   """What a command computed, to compare with the same of an intact workdir."""
   run = folder / 'run'
   if mode == 'train':
-    others = ('seconds', 'compile_seconds', 'date', 'commit')
-    summary = {key: x for key, x in json.loads((run / 'summary.json').read_text()).items() if key not in others}
-    return {**bits(run, newest=1), 'config': json.loads((run / 'config.json').read_text()), 'summary': summary}
+    return {**bits(run, newest=1), 'config': json.loads((run / 'config.json').read_text()), 'summary': results(run)}
   if mode == 'evaluate':
     return json.loads((run / 'evaluation.json').read_text())
   if mode == 'export':

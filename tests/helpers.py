@@ -85,6 +85,12 @@ def config_file(folder: pathlib.Path, choices: dict[str, Any]) -> pathlib.Path:
   return file
 
 
+def results(workdir: pathlib.Path) -> dict[str, Any]:
+  """What summary.json says of a run, without what differs between two of them: times, commit and command."""
+  others = ('seconds', 'compile_seconds', 'date', 'commit', 'command')
+  return {key: x for key, x in json.loads((workdir / 'summary.json').read_text()).items() if key not in others}
+
+
 def bits(workdir: pathlib.Path, newest: int | None = None) -> dict[str, Any]:
   """What a run computes: the rows of metrics.jsonl without speeds, and all arrays of the `newest` checkpoints."""
   found: dict[str, Any] = {
