@@ -10,7 +10,6 @@ are those of a new run.
 import argparse
 import collections
 import contextlib
-import json
 import os
 import pathlib
 import random

@@ -1,6 +1,7 @@
 """What several test files share: a tiny run, devices, the command line, and marks for what a machine may lack."""
 
 import contextlib
+import json
 import os
 import pathlib
 from collections.abc import Mapping
