@@ -186,7 +186,7 @@ class Loop:
 
 
 def _agreed(step: int, count: int, *wishes: bool) -> Sequence[bool]:
-  """For each wish, whether any process has it: all must act alike. After single steps they ask each other only rarely."""
+  """For each wish, whether any process has it: all must act alike. After single steps they ask only rarely."""
   if jax.process_count() == 1:
     return wishes
   if count == 1 and step % AGREE_EVERY:

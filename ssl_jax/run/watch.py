@@ -1,8 +1,8 @@
 """Ends the processes of a run soon after one of them is lost. Without it, collectives wait for the lost one.
 
 Each process starts a guard, a small program outside of it (`guard.py`). Every guard has a TCP connection to that of the
-first process. A guard notices at once when its process ends without announcing it. When a guard ends, the system closes its
-connection; keep-alive probes notice a lost host.
+first process. A guard notices at once when its process ends without announcing it. When a guard ends, the system closes
+its connection; keep-alive probes notice a lost host.
 """
 
 import os
