@@ -250,4 +250,4 @@ def test_every_config_of_the_page_takes_two_steps(sweep, folder):
       state, metrics = call(state)
       losses.append(float(np.ravel(metrics['loss'])[0]))
     assert len(losses) == 2 and np.isfinite(losses).all(), row.name
-    jax.clear_caches()
+  jax.clear_caches()
