@@ -41,7 +41,7 @@ class Command(NamedTuple):
 
 
 def parse(arguments: Sequence[str]) -> Command:
-  """The command of the flags and of `arguments`, which absl did not parse; a ValueError for a mistake in them."""
+  """The command of the flags and of `arguments`, which absl did not parse. Raises a ValueError for a mistake."""
   overrides, paths = [], []
   rest = iter(arguments)
   for argument in rest:
@@ -163,7 +163,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _leave_to_the_main_thread() -> None:
-  """Silences the threads of a library that meet a full disk: the main thread is told, and explains it in one line."""
+  """Silences threads of libraries on a full disk: the main thread gets the error too, and explains it in one line."""
   in_thread, anywhere = threading.excepthook, sys.unraisablehook
 
   def known(error):

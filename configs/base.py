@@ -90,7 +90,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.checkpoint.every_minutes = 10.0  # also saved at the end of training and when interrupted
   config.checkpoint.every_steps = 0  # rounded up to the end of a dispatch (0: use every_minutes only)
   config.checkpoint.keep = 2  # newest checkpoints to keep
-  config.checkpoint.keep_every = 0  # also save and keep the first checkpoint after every so many steps, to fork from
+  config.checkpoint.keep_every = 0  # also keep the first checkpoint after every N steps, to fork from
 
   config.log = ConfigDict()
   config.log.every_steps = 50  # steps per row of metrics.jsonl, TensorBoard and the progress output

@@ -28,7 +28,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.dtype = 'float32'
   config.steps, config.batch_size = 1200, 64
   config.views = 1
-  # No crops and no flips: they would make a caption wrong that says where the shape is.
+  # No crops and no flips: captions say where the shape is, and would become wrong.
   config.augment = dict(name='none', crop=False, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
   config.model = dict(name='resnet_tiny', width=16)
   config.projector = dict(name='clip', features=(64,))

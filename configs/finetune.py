@@ -19,7 +19,7 @@ def folder(name, **more):
 
 
 def binary(name, weight):
-  """Two classes, of which the second by name is the positive one."""
+  """Two classes; the second by name is the positive one."""
   return folder(name, **{'eval.class_weights': (1.0, weight), 'eval.finetune_learning_rate': 1.0})
 
 
@@ -32,7 +32,7 @@ VARIANTS = {
   # Folders adenocarcinoma, adenoma, normal and serrated; the paper prints the weights of normal, serrated,
   # adenocarcinoma and adenoma.
   'chaoyang': folder('chaoyang', **{'eval.class_weights': (1.0, 2.114, 1.264, 1.667)}),
-  # Without class weights: the classes have equally many training images, so that the default weights are 1.
+  # No class weights: the classes have equally many training images, so the default weights are 1.
   'cifar10': {'data.name': 'cifar10'},
   'cifar100': {'data.name': 'cifar100'},
   'flowers': {'data.name': 'oxford_flowers102'},

@@ -40,7 +40,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.image_size, config.data.stored_size = 64, 128  # crops of 0.2 to 1 of the area are not enlarged much
   config.dtype = 'float32'
   config.epochs, config.batch_size = 100, 64
-  config.augment = dict(name='moco_v2', blur=0.0)  # a blur of 2 pixels hides much of 64
+  config.augment = dict(name='moco_v2', blur=0.0)  # a blur of 2 pixels hides much of an image of 64
   config.model = dict(name='resnet_tiny')
   config.projector = dict(name='simclr', features=(128, 128))
   config.optimizer.learning_rate = 0.1

@@ -40,9 +40,9 @@ CACR_MOCO = {
   'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0, stop_positive_weights=True),
   'temperature': NONE,
 }
-# Chen, Xie & He 2021, for the epochs of CACR's Table 18. A ResNet-50: the values of the authors' code for 1,000 epochs,
-# the nearest that they print (of 300 epochs: weight decay 1e-6 and momentum 0.99), and its tau. Each step has 4,096
-# images, which takes many devices; the learning rate follows `batch_size`.
+# Chen, Xie & He 2021, for the epochs of CACR's Table 18. A ResNet-50 has the settings of the authors' code for 1,000
+# epochs, the nearest number that they print (for 300 epochs: weight decay 1e-6 and momentum 0.99), and its tau. Each
+# step has 4,096 images, which takes many devices; the learning rate follows `batch_size`.
 MOCO_V3 = {
   'batch_size': 4096,
   'epochs': 800,
@@ -89,7 +89,7 @@ BYOL = {
   'augment_other': dict(blur=0.1, solarize=0.2),
   'optimizer': dict(scaling='linear', learning_rate=0.2),
 }
-# Barlow Twins, and with its views and optimizer the other methods of DySTreSS Table 8.
+# Barlow Twins. The other methods of DySTreSS Table 8 use its views and optimizer.
 REDUNDANCY = {
   **BYOL,
   'method': dict(name='redundancy'),
@@ -109,8 +109,8 @@ VARIANTS = {
   'dcl': {'loss': dict(name='decoupled'), 'temperature': dict(name='constant', tau=0.1)},
   'dclw': {'loss': dict(name='decoupled_weighted', sigma=0.5), 'temperature': dict(name='constant', tau=0.1)},
   'macl': {'loss': dict(name='macl', tau0=0.1, alpha=0.5), 'temperature': NONE},
-  # One period is the whole training: of the period in Kukleva's code, 400 epochs, these runs would see a half or less,
-  # and the temperature would only fall. DySTreSS prints neither the period nor the epochs of Table 5.
+  # One period is the whole training. In Kukleva's code it is 400 epochs: these runs would see half of it or less, and
+  # the temperature would only fall. DySTreSS prints neither the period nor the epochs of Table 5.
   'kukleva': {'temperature': dict(name='cosine_schedule', tau_min=0.1, tau_max=1.0)},
   'byol': {
     **BYOL,

@@ -16,7 +16,7 @@ from ssl_jax.registry import FLOAT32, in_float32, is_mapping, is_whole, nearest,
 
 SEEDS = 2**31  # jax makes a key from an int32
 
-# Sections whose keys depend on what they name, which checks them.
+# Sections whose keys depend on their `name`. What they name checks them.
 NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'temperature', 'imbalance')
 
 # Choices without a table of their own. Names of sources, optimizers and evaluations are checked where they are defined.
@@ -35,7 +35,7 @@ def _from(low: int, high: int) -> Rule:
 
 
 def _above(low: float, high: float) -> Rule:
-  """A number in a range without its lower end, also when rounded to float32."""
+  """A number above `low` and up to `high`, also when rounded to float32."""
   return lambda x: in_float32(x) and low < x <= high, f'above {low} in float32 and at most {high:g}'
 
 
@@ -49,7 +49,7 @@ def _in_share(x: Any) -> bool:
 
 
 _SHARE: Rule = (_in_share, 'in [0, 1), also in float32')
-_STEPS, _COUNT = 2**31 - 1, 10**6  # steps are int32; and a number of things that nobody needs more of
+_STEPS, _COUNT = 2**31 - 1, 10**6  # steps are int32; also a bound for other counts
 _RATE = 1e6  # no learning rate or weight is larger
 
 # The range of every number. An upper bound is far above what is useful: it turns a hang or a crash into a message.
@@ -127,7 +127,7 @@ HARMLESS = (
   *('parallel', 'checkpoint', 'log', 'eval'),
 )
 
-# Keys that are younger than some recorded runs, with what those runs did.
+# Keys that were added later, with the values that older runs used.
 LATER = {
   'init': '',
   'fork': '',
@@ -214,7 +214,7 @@ def changed(path: str, overrides: Sequence[str] = ()) -> tuple[set[str], ConfigD
 
 
 def upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
-  """A recorded config in today's words: keys and names that changed since, and keys that came later."""
+  """A recorded config with today's keys and names, and with the keys that were added since."""
 
   def named(value: Any) -> Any:
     if isinstance(value, Mapping):

@@ -44,7 +44,7 @@ class Tiles(NamedTuple):
   stages: int
 
 
-FORWARD = Tiles(128, 32, 4, 3)  # the fastest on an H200, of 9 and of 8 that were tried; up to a width of 128
+FORWARD = Tiles(128, 32, 4, 3)  # the fastest of 9 and of 8 that were tried on an H200; up to a width of 128
 BACKWARD = Tiles(64, 64, 4, 2)
 CAPABILITIES = ('8.0', '9.0', '10.0')  # A100, H100 and H200, B200: others have less memory on the chip
 WIDEST = 256  # wider embeddings do not fit on the chip
@@ -97,7 +97,7 @@ def cosine(x: jax.Array) -> jax.Array:
   [ 1.      0.5403 -0.99  ]
   """
   turns = jnp.floor(x * (0.5 / math.pi) + 0.5)
-  y = x * 0.5 - turns * 3.140625 - turns * (math.pi - 3.140625)  # pi in two parts, of which the first is short
+  y = x * 0.5 - turns * 3.140625 - turns * (math.pi - 3.140625)  # pi as the sum of two parts; the first has few digits
   square = y * y
   series = (2.5904885e-06, -1.9800897e-04, 8.3328998e-03, -1.6666648e-01, 1.0)  # sin y / y in y², by minimax
   sine = functools.reduce(lambda total, factor: total * square + factor, series[1:], jnp.full_like(y, series[0])) * y

@@ -408,6 +408,6 @@ def _row_similarities(x: jax.Array, y: jax.Array, similarity: str) -> jax.Array:
 
 
 def _safe_sqrt(square: jax.Array) -> jax.Array:
-  """The square root, with value and gradient 0 where rounding or equality leaves nothing to take it of."""
+  """The square root; value and gradient are 0 for a square that is 0 up to rounding."""
   tiny = square < 1e-24
   return jnp.where(tiny, 0, jnp.sqrt(jnp.where(tiny, 1, square)))

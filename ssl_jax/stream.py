@@ -34,7 +34,7 @@ class NotStreamableError(Exception):
 
 @contextlib.contextmanager
 def form(name: str) -> Iterator[None]:
-  """Within it, reductions are traced as 'plain' JAX, as a 'kernel', as one in 'interpret' mode, or as fits ('auto').
+  """Sets how reductions are traced: 'plain' JAX, a 'kernel', a kernel in 'interpret' mode, or what suits ('auto').
 
   >>> with form('plain'):
   ...   pass

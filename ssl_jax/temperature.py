@@ -39,7 +39,7 @@ Temperature = float | jax.Array | Callable[[jax.Array], jax.Array]
 def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
   """s / tau, where tau is a number, an array (a scalar or one value per row of s) or tau(s).  [Q, ...] -> [Q, ...]
 
-  Of a `Stream` it is one again.
+  For a `Stream` the result is a `Stream`.
 
   >>> print(scale(jnp.array([-1.0, 0.0, 1.0]), cosine(0.1, 0.2)).round(3))
   [-5.  0.  5.]
@@ -182,7 +182,7 @@ def ode_solution(delta: float, k: float, c: float) -> Temperature:
 
 @dataclasses.dataclass(frozen=True)
 class OfStep:
-  """A function of the step, told apart from functions of the similarity, with the steps at which it is extreme.
+  """A function of the step, with the steps at which it is extreme. Its type tells it from a function of the similarity.
 
   >>> print(OfStep(lambda step: 0.1 * step, turns=(0, 1))(1))
   0.1
@@ -299,7 +299,7 @@ def from_config(
   """The temperature that a config section names, with every argument checked.
 
   `spec` has the name of a function of this module and its arguments, durations in epochs. An argument of `constant` or
-  of a function of the similarity is a number or again such a mapping: a schedule, or `learnable`. A function of the
+  of a function of the similarity is a number or another such mapping: a schedule, or `learnable`. A function of the
   similarity takes `gradient=True` (see `with_gradient`). A `spec` of None, or one that is named 'none', gives the
   temperature None, for a loss without one.
 

@@ -182,7 +182,7 @@ class Loop:
     return results
 
   def _evaluate_finished(self, state: State, step: int) -> dict:
-    """Evaluates a run that was complete before; its row may be missing, if the evaluation failed then."""
+    """Evaluates a run that was complete already; its row may be missing if the evaluation failed before."""
     assert self.evaluator is not None
     results = self.evaluator.scores(state)
     if not any(row['step'] == step and results.keys() <= row.keys() for row in metric_log.read(self.log.workdir)):
@@ -191,7 +191,7 @@ class Loop:
 
 
 def _agreed(step: int, count: int, *wishes: bool) -> Sequence[bool]:
-  """Whether any process has each wish: all must act alike, so they ask each other, after single steps only rarely."""
+  """For each wish, whether any process has it: all must act alike. After single steps they ask only rarely."""
   if jax.process_count() == 1:
     return wishes
   if count == 1 and step % AGREE_EVERY:

@@ -85,6 +85,12 @@ class Numbers(html.parser.HTMLParser):
       self.found.append((*self.key, text))
 
 
+@pytest.fixture
+def no_files_of_figures(monkeypatch):
+  """For tests of a page's text: drawing the files of its figures takes seconds."""
+  monkeypatch.setattr(figures, 'save', lambda figure, path: path.parent.mkdir(parents=True, exist_ok=True))
+
+
 def lookup(tree, key):
   for part in key.split('.'):
     tree = tree[int(part)] if isinstance(tree, list) else tree[part]
@@ -282,6 +288,7 @@ def test_compare_names_folders_and_the_keys_that_differ(runs, tmp_path):
   assert '±' not in ''.join(shown for _, _, shown in Numbers(page.read_text()).found), 'one seed has no spread'
 
 
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_compare_distinguishes_protocols_and_refuses_duplicates(runs, tmp_path):
   other = tmp_path / 'other'
   shutil.copytree(runs / 'seed1', other)
@@ -294,6 +301,7 @@ def test_compare_distinguishes_protocols_and_refuses_duplicates(runs, tmp_path):
   assert '| eval.vote = majority (evaluated_again) | 0 |' in (tmp_path / 'out' / 'compare.md').read_text()
 
 
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_compare_distinguishes_files_of_images_but_not_their_folders(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   config = json.loads((other / 'config.json').read_text())
@@ -304,6 +312,7 @@ def test_compare_distinguishes_files_of_images_but_not_their_folders(runs, tmp_p
     assert f'2 runs of {groups}' in (tmp_path / 'out' / 'compare.md').read_text()
 
 
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_an_evaluation_older_than_the_last_step_is_marked(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   step = json.loads((other / 'evaluation.json').read_text())['step']
@@ -317,6 +326,7 @@ def test_an_evaluation_older_than_the_last_step_is_marked(runs, tmp_path):
   assert note in (tmp_path / 'out' / 'compare.md').read_text()
 
 
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_features_without_a_config_do_not_make_every_key_differ(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   (other / 'config.json').unlink()
@@ -363,6 +373,7 @@ def test_later_keys_old_names_and_paths_do_not_distinguish_runs(tmp_path):
   assert all(run.accuracies == {'online_probe': 50.0, 'knn5': 60.0} for run in runs)
 
 
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_compare_shows_what_only_some_runs_have(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   evaluation = json.loads((other / 'evaluation.json').read_text())
@@ -388,6 +399,7 @@ def test_compare_shows_what_only_some_runs_have(runs, tmp_path):
   assert 'Measures of the projector features' in text and re.search(r'RankMe.*\| –', text)
 
 
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_compare_marks_the_best(runs, tmp_path):
   other = changed(runs / 'seed1', tmp_path / 'other', tau_min=0.3)  # its numbers are larger by 0.25
   page = compare.compare([runs / 'seed0', other], tmp_path / 'out').read_text()
@@ -399,6 +411,7 @@ def test_compare_marks_the_best(runs, tmp_path):
   assert 'With one seed, a small difference may be chance.' in text
 
 
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_compare_says_what_is_not_comparable(runs, tmp_path):
   other = changed(runs / 'seed1', tmp_path / 'other', tau_min=0.3)
   compare.compare([runs / 'seed0', other], tmp_path / 'out')
@@ -413,6 +426,7 @@ def test_compare_says_what_is_not_comparable(runs, tmp_path):
   assert 'The accuracies are not comparable: data.file differs.' in text and '★' not in text
 
 
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_compare_of_other_k_shows_what_both_have(runs, tmp_path):
   other = changed(runs / 'seed1', tmp_path / 'other', k=7, tau_min=0.3)
   page = compare.compare([runs / 'seed0', other], tmp_path / 'out').read_text()
@@ -425,6 +439,7 @@ def test_compare_of_other_k_shows_what_both_have(runs, tmp_path):
   assert '| eval.k = [7, 5] (again) | 0 |' in (tmp_path / 'out' / 'compare.md').read_text()
 
 
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_equal_folder_names_are_told_apart_by_their_parents(runs, tmp_path):
   other = changed(runs / 'seed0', tmp_path / 'elsewhere' / 'seed0', tau_min=0.3)
   compare.compare([runs / 'seed0', other], tmp_path / 'out')

@@ -199,12 +199,13 @@ def shallow(chosen):
 
 def light(chosen, seen):
   """The tiniest encoder and the simplest views, where those of the config were trained with before."""
-  if chosen.data.source != 'text':
-    config.override(chosen, 'model', dict(name='resnet_tiny', width=4, stage_sizes=(1,)))
-    if {part for part in parts(chosen) if part[0] == 'augment'} <= seen:
-      config.override(chosen, 'augment', dict(name='none', crop=True, flip=0.5))
-      chosen.augment_other = {}
-  return shallow(chosen)
+  if chosen.data.source == 'text':
+    return shallow(chosen)
+  config.override(chosen, 'model', dict(name='resnet_tiny', width=4, stage_sizes=(1,)))
+  if {part for part in parts(chosen) if part[0] == 'augment'} <= seen:
+    config.override(chosen, 'augment', dict(name='none', crop=True, flip=0.5))
+    chosen.augment_other = {}
+  return chosen
 
 
 @functools.cache
@@ -264,4 +265,4 @@ def test_whatever_the_configs_are_made_of_takes_two_steps(sweep, folder):
       state, metrics = call(state)
       losses.append(float(np.ravel(metrics['loss'])[0]))
     assert len(losses) == 2 and np.isfinite(losses).all(), row.name
-    jax.clear_caches()
+  jax.clear_caches()

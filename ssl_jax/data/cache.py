@@ -58,14 +58,14 @@ class _Cache:
     self.step = max(BLOCK // (3 * image_size**2), 1)  # images of a block
     self.identity = {
       'fingerprint': fingerprint,
-      'paired': source.paired,  # an image without its text is broken then
+      'paired': source.paired,  # then an image without its text is broken
       'shape': list(self.shape),
       'block': self.step,
     }
     self.starts = range(0, len(source), self.step)
 
   def complete(self) -> None:
-    """Makes the file, or what of it is missing or damaged."""
+    """Writes the file, or only the parts that are missing or damaged."""
     self.known = self._read()
     missing = self._missing() if self._mapped() is not None else None
     if missing is None or (len(missing) < len(self.starts) and not self._as_decoded(missing)):

@@ -29,7 +29,7 @@ _CHUNK = 50 * len(CLASSES)  # images drawn at once, a multiple of the number of 
 
 
 class Scenes(NamedTuple):
-  """Images, and what is to be seen on each of them."""
+  """Images, and what each of them shows."""
 
   images: np.ndarray  # uint8 [N, 32, 32, 3]
   labels: np.ndarray  # int32 [N], the shape

@@ -8,9 +8,9 @@ import numpy as np
 
 from ssl_jax.data import embedded
 
-# The hues in sixths of the circle; a color with little of any hue is gray.
+# The hues, by sixths of the color circle; a color with little saturation is gray.
 HUES = ('red', 'yellow', 'green', 'turquoise', 'blue', 'purple')
-GRAY = 0.12  # the largest difference of two channels of a gray
+GRAY = 0.12  # the channels of a gray differ by at most this
 MIDDLE = 2.0  # pixels from the center of the image within which a shape is neither left nor right, above nor below
 SYNONYMS = {
   'disc': 'circle',

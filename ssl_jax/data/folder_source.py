@@ -52,7 +52,7 @@ class Folder(Source):
     return (self.captions or {}).get(self.items[position], ())
 
   def identities(self) -> list[Hashable]:
-    """Paths without links. Folders are listed instead of resolving each file, of which there may be a million."""
+    """Paths with links resolved. Listing folders finds the links: there may be a million files to resolve otherwise."""
     links: dict[str, set[str]] = {}
     real: dict[str, str] = {}
 
@@ -120,7 +120,7 @@ def load(data: Mapping[str, Any], split: str) -> Folder:
 
 
 def _with_captions(source: Folder, file: pathlib.Path) -> Folder:
-  """The source with the captions of a file, if there is one. A line that is wrong is an error or, skipped, left out."""
+  """The source with the captions of a file, if there is one. A wrong line is an error, or is skipped."""
   if not file.is_file():
     return source
   known, found = set(source.items), collections.defaultdict[str, list[str]](list)

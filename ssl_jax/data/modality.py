@@ -1,4 +1,4 @@
-"""What tells images, sentences and pairs of both apart, in one object each. Nothing else asks which a run is of."""
+"""What differs between images, sentences and pairs of both: one object for each. No other module tells them apart."""
 
 import functools
 import pathlib
@@ -69,7 +69,7 @@ class Modality:
     """Raises a ValueError for training examples that the encoders of the network cannot read."""
 
   def check_weights(self, config: ConfigDict) -> None:
-    """Raises a ValueError where initial weights lack something that belongs to them."""
+    """Raises a ValueError if initial weights lack what belongs to them, such as a vocabulary."""
 
   def identity(self, source: sources.Source) -> dict[str, Any]:
     """What ties a checkpoint to its training examples, beside their number."""
@@ -119,7 +119,7 @@ class _Pairs(_Images):
 
   def views(self, config: ConfigDict, on_device: bool) -> views.Views:
     found = views.image_views(config, on_device)
-    if not on_device:  # the host has parted images and tokens
+    if not on_device:  # the host has separated images and tokens
       return found._replace(training=[*found.training, bert.view])
     of_images = [functools.partial(_of_image, make) for make in found.training]
     return found._replace(training=[*of_images, captions.view])

@@ -1,4 +1,4 @@
-"""Reads .npz files that nobody vouches for: no pickles, no pipes, no headers that claim more than there is."""
+"""Reads untrusted .npz files: no pickles, no pipes, no headers that claim more data than there is."""
 
 import math
 import os
@@ -15,7 +15,7 @@ BROKEN_ARCHIVE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def is_regular(path: str | os.PathLike[str]) -> bool:
-  """Whether a path is a file that ends: not a pipe, a device or a socket, of which a read may never return."""
+  """Whether a path is a regular file: reading a pipe, a device or a socket may never end."""
   return stat.S_ISREG(os.stat(path).st_mode)
 
 
@@ -47,7 +47,7 @@ def _check_header(archive: zipfile.ZipFile, name: str) -> None:
     version = np.lib.format.read_magic(member)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in read:
-      return  # for names in Unicode, which an array of numbers has not
+      return  # for names in Unicode, which an array of numbers does not have
     shape, _, dtype = read[version](member)
     claimed = math.prod(shape) * dtype.itemsize
     if not dtype.hasobject and claimed != size - member.tell():

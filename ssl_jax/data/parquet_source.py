@@ -27,7 +27,7 @@ WINDOW = 4096  # images that are shuffled together, unless data.shuffle_window s
 OPEN = 64  # files that a process keeps open
 ITEM = np.dtype([('file', '<i4'), ('group', '<i4'), ('row', '<i4')])  # the row within its row group
 
-# The usual names, the first of which is taken.
+# The usual names; the first that exists is used.
 IMAGE = ('image', 'img', 'jpg', 'png', 'webp', 'image_bytes')
 TEXT = ('caption', 'captions', 'text', 'txt', 'sentences', 'sentence')
 LABEL = ('label', 'labels', 'cls', 'class')
@@ -83,7 +83,7 @@ class Parquet(Source):
 
   def subset(self, positions: np.ndarray) -> 'Source':
     part = super().subset(positions)
-    part.window = -(-self.window * len(part) // max(len(self), 1))  # still the images of as many row groups
+    part.window = -(-self.window * len(part) // max(len(self), 1))  # the images of as many row groups as before
     return part
 
   def has_text(self) -> bool:
@@ -114,7 +114,7 @@ _READING = threading.Lock()
 
 
 def _row_group(file: Shard, group: int, column: str, kept: int) -> Any:
-  """A column of a row group. The `kept` latest are kept. Each alone: texts are also read without the images."""
+  """A column of a row group; the latest `kept` are cached. Texts are also read without the images."""
   import pyarrow as pa
 
   key = (file, group, column)
@@ -236,7 +236,10 @@ def _columns(data: Mapping[str, Any], file: Shard, schema: Any) -> Columns:
       )
   for name, (what, fit) in zip(chosen, fits.items(), strict=True):
     if name and not fit(types[name]):
-      raise ValueError(f'{shown(file.path)}: column {name!r} is of type {types[name]}, which is no {what}')
+      raise ValueError(
+        f'{shown(file.path)}: column {name!r} is of type {types[name]}, which does not fit the {what}: '
+        'name another column in data.columns'
+      )
   return Columns(*chosen)
 
 

@@ -43,8 +43,8 @@ Captions = Callable[[sources.Source, np.ndarray, np.ndarray], np.ndarray]
 def order(seed: int, epoch: int, n: int, window: int = 0, blocks: tuple[int, ...] = (0,)) -> np.ndarray:
   """The order in which an epoch visits n images: a permutation, int64 `[n]`, read-only.
 
-  With a `window`, the blocks are shuffled, and then the images of as many blocks as have at least `window` images. The
-  epoch so reads a few blocks at a time. `blocks` are the positions where these begin.
+  With a `window`, the blocks are shuffled, and then the images of as many blocks as have at least `window` images. So
+  an epoch reads a few blocks at a time. `blocks` are the positions where these begin.
   """
   rng = np.random.default_rng((seed, epoch))
   permutation = _block_order(rng, n, window, blocks) if window else rng.permutation(n)

@@ -220,7 +220,7 @@ def _read_svhn(files: Sequence[pathlib.Path], scratch: pathlib.Path) -> Content:
 
 def _read_stl10(files: Sequence[pathlib.Path], scratch: pathlib.Path) -> Content:
   """stl10_binary.tar.gz: planes of 96 × 96 pixels, stored by columns, and classes from 1 to 10."""
-  parts = {'train': 'train', 'test': 'test', 'unlabelled': 'unlabeled'}  # tfds spells it so
+  parts = {'train': 'train', 'test': 'test', 'unlabelled': 'unlabeled'}  # as tfds spells it
   wanted = [*(f'{part}_X.bin' for part in parts.values()), 'train_y.bin', 'test_y.bin', 'class_names.txt']
   root = _unpack(files[0], scratch, 'stl10_binary', wanted)
   splits: dict[str, Columns] = {}

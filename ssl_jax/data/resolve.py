@@ -60,7 +60,7 @@ def open_split(config: ConfigDict, split: str, data: Mapping[str, Any] | None = 
 
 
 def _label(data: Mapping[str, Any], split: str, rule: Mapping[str, Any] | None) -> str:
-  """A file name for the images of a split: whatever chooses them changes it, and what they contain does not."""
+  """A file name for the images of a split. It depends on which images are chosen, but not on what they contain."""
   path = str(pathlib.Path(data['path']).expanduser().absolute()) if data['path'] else ''
   chosen = [data.get(key) for key in ('source', 'name', f'{split}_split', 'classes', 'held_out')]
   digest = sources.digest_of([json.dumps([path, *chosen, rule])])[:12]

@@ -72,9 +72,9 @@ class Source:
     return None if self.labels is None else self.labels[positions]
 
   def captions_of(self, positions: np.ndarray) -> list[tuple[str, ...]] | None:
-    """The captions of a few images, of which each has one or more; None if the source has no text.
+    """The captions of a few images, one or more for each; None if the source has no text.
 
-    A text that is missing or cannot be read is an error or, if broken='skip', () and counted.
+    A text that is missing or cannot be read is an error. With broken='skip' it is () instead, and is counted.
     """
     if not self.has_text():
       return None

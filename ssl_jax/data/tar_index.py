@@ -85,7 +85,7 @@ def members(descriptor: int, length: int, start: int = 0) -> Iterator[Member]:
 
 
 def _check_header(header: bytes, place: int) -> int:
-  """The size that a header gives. Raises a ValueError if it is none."""
+  """The size that a header gives. Raises a ValueError if the header is not valid."""
   try:
     if len(header) == BLOCK and _number(header[148:156]) == sum(header) - sum(header[148:156]) + 8 * ord(' '):
       return _number(header[124:136])
@@ -180,7 +180,7 @@ def _describe(descriptor: int, sample: Mapping[str, Member]) -> tuple[Member | N
       label = label or _named(known)
       has_text = bool(captions(known))
     except ValueError:
-      has_text = True  # damaged: whoever needs the text will be told
+      has_text = True  # damaged: reading the text will raise an error
     if text is None and has_text:
       text, kind = sample['.json'], JSON
   if text and text.size > LONGEST_TEXT:

@@ -28,7 +28,7 @@ def features(name: str, x: ArrayLike) -> jax.Array:
 
 
 def finite(name: str, scores: Any, fix: str) -> None:
-  """Raises unless every score is finite: a class chosen from others is not a prediction, but an accident."""
+  """Raises unless every score is finite: the class with the highest score is otherwise an accident."""
   if not np.isfinite(scores).all():
     raise ValueError(f'{name}: holds NaN or infinity, so nothing can be said about them; {fix}')
 

@@ -275,7 +275,7 @@ class ImageEvaluator:
 def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[str, str]) -> None:
   """Raises if test images are training images: each would be its own nearest neighbour.
 
-  Different files or records with equal pixels are not looked for. Of arrays only the pixels are known, and real sets
+  Different files or records with equal pixels are not looked for. For arrays only the pixels are known, and real sets
   have a few duplicates, so arrays are refused if most of the test images are duplicates.
   """
   count = sources.shared(train, test)

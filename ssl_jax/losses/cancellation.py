@@ -1,4 +1,4 @@
-"""False negative cancellation (FNC, Huynh et al. 2022): negatives that look like positives are no negatives."""
+"""False negative cancellation (FNC, Huynh et al. 2022): negatives that look like positives are not used as such."""
 
 import chex
 import jax

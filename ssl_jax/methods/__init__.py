@@ -42,7 +42,7 @@ TEXT = dict(name='clip_text')  # the default encoder of captions
 
 
 class Parts(NamedTuple):
-  """What of a method does not depend on the training examples, built from the config alone."""
+  """The parts of a method that do not depend on the training examples, built from the config alone."""
 
   method: Found
   network: Network
@@ -120,7 +120,9 @@ def _loss(method: str, kind: type[Method], spec: Mapping[str, Any], heated: bool
     found = find('loss', spec, kind.accepts, given=[*given, 'axis_name'])
     loss, takes, reason = functools.partial(found.entry, **found.parameters), 'temperature' in taken, ''
   if takes and not heated:
-    raise ValueError(f"temperature.name = 'none', but the loss {name!r} needs a temperature: set constant, say")
+    raise ValueError(
+      f"temperature.name = 'none', but the loss {name!r} needs a temperature: set temperature.name=constant"
+    )
   if heated and not takes:
     because = f' ({reason})' if reason else ''
     raise ValueError(f'the loss {name!r} takes no temperature{because}: set temperature.name=none')

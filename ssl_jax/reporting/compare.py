@@ -67,7 +67,7 @@ def _groups(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
     return [(i, j) for i, j in pairs if runs[i].config.get('seed') == runs[j].config.get('seed')]
 
   # The numbers of kNN are named after k: runs that were evaluated with other k still have the same config. So have
-  # forks of several seeds at one step, each of a parent of its own.
+  # forks of several seeds at one step, each with its own parent.
   keys = [key for key in differing if key not in ('eval.k', 'fork')]
   if same(groups := grouped(keys)):
     groups = grouped(keys := list(differing))

@@ -14,9 +14,9 @@ import sys
 import time
 
 DELAY = 1.0  # seconds for which stderr is held back
-GRACE = (1.0, 3.0)  # seconds until a process that ended while it said something counts as lost: the first, the others
+GRACE = (1.0, 3.0)  # seconds until a process that ended with output counts as lost: the first process, the others
 PATIENCE = 2.0  # seconds until a process that should end is killed
-FAREWELL, FAILED = b'.', b'!'  # what a process says at its end
+FAREWELL, FAILED = b'.', b'!'  # what a process sends when it ends
 
 
 class Guard:
@@ -56,7 +56,7 @@ class Guard:
         self._say(before=time.monotonic() - DELAY)
 
   def _hold(self) -> bool:
-    """Takes what the process said; False at the end of it."""
+    """Takes what the process wrote to stderr; False at its end."""
     data = os.read(self.pipe, 1 << 16)
     self.held += [(time.monotonic(), data)] if data else []
     return bool(data)
@@ -82,14 +82,14 @@ class Guard:
         link.sendall(message + b'\n')
 
   def _over(self, *, lost: bool) -> None:
-    """The process is over by itself: the others hear whether it is lost or all is well."""
+    """The process has ended by itself: tells the others whether it was lost or all is well."""
     self._tell(str(self.own).encode() if lost else FAREWELL)
     while select.select([self.pipe], [], [], 0)[0] and self._hold():
       pass
     self._say()
 
   def _lost(self, process: int) -> None:
-    """Another process is lost: names it, and ends the own one."""
+    """Another process is lost: names it, and ends this one."""
     self._tell(str(process).encode())
     _write(
       f'ssl_jax: process {process} of {self.count} is lost, so process {self.own} stops (if the other was not killed, '

@@ -1,8 +1,8 @@
 """Ends the processes of a run soon after one of them is lost. Without it, collectives wait for the lost one.
 
 Each process starts a guard, a small program outside of it (`guard.py`). Every guard has a TCP connection to that of the
-first process. A guard notices at once when its process ends without a farewell. The system closes a connection with its
-guard, however that ends, and keep-alive probes notice a lost host.
+first process. A guard notices at once when its process ends without announcing it. When a guard ends, the system closes
+its connection; keep-alive probes notice a lost host.
 """
 
 import os
@@ -22,10 +22,10 @@ from jax.experimental import multihost_utils
 
 from ssl_jax.run import guard
 
-REACTION = 5.0  # seconds in which the loss of a process is noticed, where its system is alive
+REACTION = 5.0  # seconds until the loss of a process is noticed if its host is alive
 JOIN = 20.0  # seconds until all processes are connected; a collective fails after 30
 PROBES = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4}  # a lost host is noticed after 30 seconds
-TOKEN = 16  # bytes: a stranger who finds the port is not listened to
+TOKEN = 16  # bytes: a connection without the token is ignored
 HOSTS = 512  # bytes for the names of the first process's host
 
 _guard: 'subprocess.Popen[bytes] | None' = None
@@ -48,7 +48,7 @@ def start() -> None:
 
 
 def end() -> None:
-  """Waits for the other processes and says farewell: this process ends as it should."""
+  """Waits for the other processes and announces the end of this one."""
   if active():
     jax.distributed.shutdown()
     _dismiss(guard.FAREWELL)

@@ -123,7 +123,7 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _writing(self) -> Iterator[None]:
-    """Explains an error. Orbax writes in the background, so it concerns the checkpoint before."""
+    """Explains an error. Orbax writes in the background, so the error is about the checkpoint before."""
     try:
       yield
     except (ValueError, OSError) as error:

@@ -74,7 +74,7 @@ def saved(workdir: str | os.PathLike) -> bool:
 
 
 def _owner(workdir: pathlib.Path) -> dict | None:
-  """The identity of the run that saved the newest checkpoint; of the one before it if that part of it is damaged."""
+  """The identity of the run that saved the newest checkpoint, from the one before it if that file is damaged."""
   for step in steps(workdir):
     if not checksums.damage(workdir / 'checkpoints' / str(step), 'config/'):
       return identity_at(workdir, step)
@@ -87,7 +87,7 @@ def identity_at(workdir: pathlib.Path, step: int) -> dict:
 
 
 def difference_of(owner: Mapping, found: Mapping, among: Sequence[str] = ()) -> str | None:
-  """`config.difference` of two identities; what only loaded data tells is left out where `found` does not have it."""
+  """`config.difference` of two identities; keys that only loaded data has are left out if `found` lacks them."""
   data = {key: x for key, x in owner['data'].items() if key in found['data'] or key not in FOUND}
   return difference({**owner, 'data': data}, found, among)
 

@@ -116,8 +116,8 @@ def copy(parent: pathlib.Path, workdir: pathlib.Path, step: int) -> None:
 class MetricLog:
   """Writes rows of metrics to metrics.jsonl, TensorBoard and W&B (the project `wandb`). Only the first process writes.
 
-  Opened at step n, it drops the rows after n first, so that a resumed run reads as one run. The rows end at step
-  `logged`, or some are lost.
+  Opened at step n, it drops the rows after n first, so that a resumed run reads as one run. The rows should
+  end at step `logged`; a warning says so if some are lost.
   """
 
   def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool, logged: int = 0, wandb: str = ''):
@@ -152,9 +152,9 @@ class MetricLog:
 
 
 class Board:
-  """A file of scalars for TensorBoard, which hides what it has from step `first` on in older files.
+  """A file of scalars for TensorBoard, which then hides values from step `first` on in older files.
 
-  It is written where it is called: tensorboardX's SummaryWriter has a thread, and blocks for ever once that has failed.
+  It is written where it is called: tensorboardX's SummaryWriter has a thread, and blocks forever once that has failed.
   """
 
   def __init__(self, folder: pathlib.Path, first: int):

@@ -93,7 +93,7 @@ def test_columns_are_found_by_name_and_type_or_given(tmp_path):
   fails(
     r"columns = 'pictures'.* has no column 'pictures': did you mean 'picture'", config(tmp_path, columns='pictures')
   )
-  fails("column 'url' is of type string, which is no image", config(tmp_path, columns='url'))
+  fails("column 'url' is of type string, which does not fit the image: name another", config(tmp_path, columns='url'))
   fails('must name the image, text and label', config(tmp_path, columns=',text'))
   write(tmp_path / 'test.parquet', {'a': plain, 'b': plain})
   fails('has no column named image with images as bytes, only a, b: name it', config(tmp_path), 'test')
