@@ -73,7 +73,10 @@ def _head(config: ConfigDict, results: Mapping[str, float]) -> str:
     'datasets': [config.data.name],
   }
   if results:
-    listed = [{'task': {'type': task}, 'dataset': about, 'metrics': found} for task, found in metrics.items()]
+    # A copy of `about` each: YAML would otherwise refer to the first one.
+    listed: list[dict[str, Any]] = [
+      {'task': {'type': task}, 'dataset': {**about}, 'metrics': found} for task, found in metrics.items()
+    ]
     name = f'{config.model.name}, {config.method.name} on {config.data.name}'
     head['model-index'] = [{'name': name, 'results': listed}]
   return f'---\n{yaml.safe_dump(head, sort_keys=False)}# license: yours to choose\n---\n\n'
@@ -91,7 +94,7 @@ def results_section(card: Card) -> str:
   """The results as a table, and the command, in Markdown; '' without them."""
   text = ''
   if card.results:
-    rows = ''.join(f'| `{name}` | {value:.4g} |\n' for name, value in card.results.items())
+    rows = ''.join(f'| `{name}` | {value:.2f} |\n' for name, value in card.results.items())
     text += f'## Results\n\nAccuracies and recalls are in percent.\n\n| result | value |\n|---|---|\n{rows}\n'
   if card.command:
     text += f'## Training\n\n```\n{card.command}\n```\n\n`config.json` has the whole config.\n\n'
