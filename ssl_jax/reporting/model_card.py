@@ -19,13 +19,7 @@ KINDS = {
   'spearman': ('sentence-similarity', 'spearmanr'),
 }
 TAGS = ('jax', 'self-supervised-learning', 'contrastive-learning', 'feature-extraction')
-PARTS = (
-  '_std',
-  '_head',
-  '_middle',
-  '_tail',
-  '_pixels',
-)  # ends of names that are no results of the model
+PARTS = ('_std', '_head', '_middle', '_tail', '_pixels')  # ends of names that are not results of the model
 
 
 class Card(NamedTuple):
