@@ -17,7 +17,16 @@ from tests.data.test_sources import prepare
 from tests.test_experiments import result
 from tests.test_reproduce import folder, light, parts, small  # noqa: F401
 
+DIVERGED = sweep.DIVERGED
 MIDDLE = {loss: (RATES[1], LOSSES[loss].values[1]) for loss in LOSSES}
+
+
+@pytest.fixture(scope='module', autouse=True)
+def none_diverged():
+  """Whatever the runs found, the tests are about all 72 settings."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sweep, 'DIVERGED', ())
+    yield
 
 
 def finished(loss, scores=None, **more):
@@ -148,15 +157,18 @@ def test_the_page_follows_the_results(tmp_path):
   assert '>alignment and uniformity</text>' in (tmp_path / 'surfaces.svg').read_text()
 
 
-def test_the_comparison_in_the_readme_matches_the_results():
+def test_the_comparison_in_the_readme_matches_the_results(monkeypatch):
+  monkeypatch.setattr(sweep, 'DIVERGED', DIVERGED)
   shown = (FOLDER / 'README.md').read_text().split(figures.MARKS[0] + '\n')[1].split(figures.MARKS[1])[0]
   assert shown == figures.comparison(tables.done(sweep.SWEEP, FOLDER)), 'run experiments.fair.figures'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('loss', LOSSES)
-def test_a_setting_of_each_loss_takes_two_steps(loss, folder):  # noqa: F811
-  row = next(row for row in sweep.SWEEP.rows if row.name == name_of(loss, (RATES[2], LOSSES[loss].values[0])))
+@pytest.mark.parametrize(
+  'loss', ['cacr', 'align_uniform', 'hcl']
+)  # test_reproduce.py trains the others with these pairs
+def test_a_setting_takes_two_steps(loss, folder):  # noqa: F811
+  row = next(row for row in make({}).rows if row.name == name_of(loss, (RATES[2], LOSSES[loss].values[0])))
   chosen = small(row, 'fair', folder)
   run = builder.build(light(chosen, parts(chosen)))
   state, losses = run.devices.replicate(run.initial_state()), []
