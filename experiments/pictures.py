@@ -1,12 +1,15 @@
-"""A paper's table as a figure: published numbers beside ours. A sweep's `--table` draws it."""
+"""A paper's table as a figure: published numbers beside ours, which a sweep's `--table` draws; and heat maps."""
 
 import pathlib
 import statistics
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from experiments import tables
-from ssl_jax.reporting.figures import COLOURS, style, svg
+from ssl_jax.reporting.figures import COLOURS, INK, style, svg
 
 
 def draw(sweep: tables.Sweep, folder: pathlib.Path) -> None:
@@ -38,4 +41,44 @@ def _published_and_here(sweep: tables.Sweep, finished: Mapping):
     axis.margins(x=0.1)
   marks = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
   figure.legend(marks.values(), marks, loc='outside upper right', ncols=2)
+  return figure
+
+
+class Panel(NamedTuple):
+  """One heat map: values [rows, columns], NaN where nothing was run, with what its rows and columns are."""
+
+  title: str
+  values: np.ndarray
+  rows: tuple[str, Sequence]  # name of the axis, labels
+  columns: tuple[str, Sequence]
+  marked: tuple[int, int] | None = None  # (row, column) of a cell with a frame
+
+
+@style()
+def heat_maps(panels: Sequence[Panel], label: str, *, per_line: int, width: float, span: float = np.inf) -> Any:
+  """Heat maps on one scale, which ends `span` below the highest value. A cell without a value is empty.  -> Figure"""
+  from matplotlib.figure import Figure
+  from matplotlib.patches import Rectangle
+
+  found = np.concatenate([panel.values[np.isfinite(panel.values)] for panel in panels])
+  high = found.max() + 0.5 if len(found) else 1.0
+  low = max(found.min() - 0.5, high - span) if len(found) else 0.0
+  lines = -(-len(panels) // per_line)
+  figure = Figure(figsize=(width, 0.5 + lines * width / per_line * 0.8), layout='constrained')
+  axes = figure.subplots(lines, per_line, squeeze=False)
+  for axis, panel in zip(axes.flat, panels, strict=True):
+    image = axis.imshow(panel.values, origin='lower', cmap='viridis', vmin=low, vmax=high)
+    for (row, column), value in np.ndenumerate(panel.values):
+      if np.isfinite(value):
+        colour = 'white' if value < (low + high) / 2 else 'black'
+        axis.text(column, row, f'{value:.1f}', ha='center', va='center', color=colour, fontsize=9)
+    if panel.marked:
+      row, column = panel.marked
+      axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=2.5))
+    (down, row_names), (across, column_names) = panel.rows, panel.columns
+    axis.set(title=panel.title, xlabel=across, xticks=range(len(column_names)), xticklabels=column_names)
+    axis.set(ylabel=down, yticks=range(len(row_names)), yticklabels=row_names)
+    axis.grid(False)
+  if len(found):
+    figure.colorbar(image, ax=axes, label=label)
   return figure

@@ -208,9 +208,13 @@ def _cells(column: Column, published: float | tuple | None, values: Sequence[flo
 
 def write(sweep: Sweep, folder: pathlib.Path) -> None:
   """Writes the table between the marks in README.md."""
-  file = folder / 'README.md'
-  before, first, rest = file.read_text().partition(MARKS[0])
-  _, last, after = rest.partition(MARKS[1])
+  insert(folder / 'README.md', markdown(sweep, done(sweep, folder), folder.name), MARKS)
+
+
+def insert(file: pathlib.Path, text: str, marks: tuple[str, str]) -> None:
+  """Replaces what is between two marks of a file."""
+  before, first, rest = file.read_text().partition(marks[0])
+  _, last, after = rest.partition(marks[1])
   if not (first and last):
-    raise ValueError(f'{file} has no {MARKS[0]} and {MARKS[1]}: add them where the table goes')
-  file.write_text(f'{before}{first}\n{markdown(sweep, done(sweep, folder), folder.name)}{last}{after}')
+    raise ValueError(f'{file} has no {marks[0]} and {marks[1]}: add them where the table goes')
+  file.write_text(f'{before}{first}\n{text}{last}{after}')

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments import tables
+from experiments import pictures, tables
 from experiments.balanced import sweep
 from experiments.balanced_imagenet import sweep as imagenet
 from ssl_jax.reporting.figures import COLOURS, MARKS, style, svg
@@ -38,29 +38,14 @@ def grid_values(results: Results, loss: str) -> np.ndarray:
   return np.array([[cell(alpha, lam) for alpha in sweep.VALUES] for lam in sweep.VALUES])
 
 
-@style()
 def grid(results: Results) -> Figure | None:
   """A heat map for each loss, on one scale."""
   values = {loss: grid_values(results, loss) for loss in sweep.LOSSES}
-  found = np.concatenate([x[np.isfinite(x)] for x in values.values()])
-  if not len(found):
+  if not any(np.isfinite(accuracy).any() for accuracy in values.values()):
     return None
-  low, high = found.min() - 0.5, found.max() + 0.5
-  figure = Figure(figsize=(7.2, 3.4), layout='constrained')
-  axes = figure.subplots(1, len(values), sharey=True)
-  for axis, (loss, accuracy) in zip(axes, values.items(), strict=True):
-    image = axis.imshow(accuracy, origin='lower', cmap='viridis', vmin=low, vmax=high)
-    for (row, column), value in np.ndenumerate(accuracy):
-      if np.isfinite(value):
-        colour = 'white' if value < (low + high) / 2 else 'black'
-        axis.text(column, row, f'{value:.1f}', ha='center', va='center', color=colour, fontsize=9)
-    ticks = range(len(sweep.VALUES))
-    axis.set(title=sweep.LOSSES[loss], xlabel='α', xticks=ticks, yticks=ticks)
-    axis.set(xticklabels=sweep.VALUES, yticklabels=sweep.VALUES)
-    axis.grid(False)
-  axes[0].set_ylabel('λ')
-  figure.colorbar(image, ax=axes, label='linear accuracy, %')
-  return figure
+  axes = dict(rows=('λ', sweep.VALUES), columns=('α', sweep.VALUES))
+  panels = [pictures.Panel(sweep.LOSSES[loss], accuracy, **axes) for loss, accuracy in values.items()]
+  return pictures.heat_maps(panels, 'linear accuracy, %', per_line=2, width=7.2)
 
 
 @style()
