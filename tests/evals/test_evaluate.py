@@ -434,7 +434,7 @@ def layers(tmp_path, monkeypatch):
 
 def test_during_training_only_the_needed_layers_are_extracted(tmp_path, monkeypatch):
   extracted = []
-  monkeypatch.setattr(features, 'extractor', lambda method, shown, devices, layers: extracted.append(layers))
+  monkeypatch.setattr(features, 'extractor', lambda method, shown, devices, layers, around: extracted.append(layers))
   wanted = {
     'backbone': {},
     'projector': {'eval.features': 'projector'},
