@@ -86,6 +86,7 @@ def test_the_package_needs_only_jax_and_chex_and_the_extras_the_rest():
     assert {name.split('.')[0] for name in found} <= installed | sys.stdlib_module_names, file
 
 
+@pytest.mark.slow
 def test_grain_and_tfds_are_imported_only_where_they_are_used():
   code = """
 import sys

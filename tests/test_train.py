@@ -31,14 +31,12 @@ def reference(tmp_path_factory):
   return folder, summary, *final(folder / 'run', chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'devices', 'scan'),
   [
-    ('pmap', 2, 1),
-    *(
-      pytest.param(*rest, marks=pytest.mark.slow)
-      for rest in [('pmap', 4, 1), ('pmap', 4, 4), ('shard_map', 1, 1), ('shard_map', 2, 1), ('shard_map', 4, 1)]
-    ),
+    *[('pmap', 2, 1), ('pmap', 4, 1), ('pmap', 4, 4)],
+    *[('shard_map', 1, 1), ('shard_map', 2, 1), ('shard_map', 4, 1)],
   ],
 )
 def test_the_same_curve_on_any_devices(reference, kind, devices, scan, tmp_path):
@@ -220,6 +218,7 @@ def test_an_incomplete_checkpoint_does_not_count(tmp_path):
   assert not files.saved(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_last_step_is_saved_before_it_is_evaluated(tmp_path, monkeypatch):
   def fails(evaluator, state):
     raise ValueError('the test images cannot be read')
@@ -310,6 +309,7 @@ def test_an_older_run_resumes_within_a_row(tmp_path, monkeypatch):
   assert row['step'] == 4 and row.keys() >= METRICS
 
 
+@pytest.mark.slow
 def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(tmp_path, monkeypatch):
   chosen = tiny(tmp_path, steps=4, **{'eval.k': ()})
   save = Checkpoints.save

@@ -57,7 +57,7 @@ def extractor(
 
 
 def around_image(choice: Mapping) -> Callable[[jax.Array], list[jax.Array]] | None:
-  """What `extractor` averages over, by the section `eval` of a config: a grid of crops, mirror images; None: neither."""
+  """What `extractor` averages over, by `eval` of a config: a grid of crops, mirror images; None for neither."""
   if not choice['patches'] and not choice['flip']:
     return None
 

@@ -139,6 +139,7 @@ def test_processes_share_the_global_batch():
   assert_same(joined, whole)
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_batches_and_a_device_accepts_them():
   data = source()
   with contextlib.closing(

@@ -48,6 +48,7 @@ def test_the_search_is_that_of_the_toolkit():
 
 
 @pytest.mark.parametrize('several', [False, True])
+@pytest.mark.slow
 def test_linear_probing_is_that_of_torch(several):
   """BatchNorm1d without affine, Linear, SGD with Nesterov momentum and weight decay; two candidates at once."""
   rng = np.random.default_rng(0)

@@ -18,6 +18,7 @@ COLLAPSED = {
 
 
 @pytest.mark.parametrize('features', COLLAPSED.values(), ids=COLLAPSED)
+@pytest.mark.slow
 def test_a_collapsed_encoder_is_evaluated_without_undefined_measures(features):
   settings = base.get_config().eval.to_dict() | {'k': (5,)}
   views = np.stack([features[:8]] * 4)

@@ -132,6 +132,7 @@ class TrainingTest(chex.TestCase):
 
 
 class DigitsTest(chex.TestCase):
+  @pytest.mark.slow
   def test_a_protocol_reaches_scikit_learn(self):
     self.compare('cacr_small')
 
@@ -176,6 +177,7 @@ class DigitsTest(chex.TestCase):
     np.testing.assert_array_equal(result.predictions[0], model.predict(test))
     self.assertAlmostEqual(result.report['top1'], 100 * model.score(test, test_y), places=4)
 
+  @pytest.mark.slow
   def test_the_learning_rate_is_chosen_on_held_out_training_examples(self):
     train_x, train_y, test_x, test_y = digits(2)
     rates = (1e-9, 30.0)

@@ -74,6 +74,7 @@ def test_the_accuracy_is_that_of_slow_loops(splits, classes, monkeypatch):
   assert 100 / classes < found < 100
 
 
+@pytest.mark.slow
 def test_the_test_examples_have_no_part_in_the_choice(monkeypatch):
   monkeypatch.setattr(sentence_transfer, 'FOLDS', 3)
   x, labels = examples()

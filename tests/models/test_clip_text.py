@@ -84,6 +84,7 @@ def test_outputs_and_gradients_match_torch(activation):
       np.testing.assert_allclose(gradients[name], tensor.grad.numpy(), rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_torch_code_of_an_export_gives_the_same_features():
   for activation in ('gelu', 'quick_gelu'):
     module, names = small(activation=activation), {}

@@ -83,6 +83,7 @@ def test_bfloat16_is_close_and_keeps_float32_parameters():
   assert 0 < jnp.linalg.norm(features - exact_features) / jnp.linalg.norm(exact_features) < 0.02
 
 
+@pytest.mark.slow
 def test_bfloat16_features_are_close_with_all_compiler_optimizations():
   """Other tests disable most of them (tests/conftest.py)."""
   images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype(np.float32)

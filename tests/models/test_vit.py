@@ -36,6 +36,7 @@ def test_small_images_become_64_patches():
   assert variables['intermediates']['blocks_11']['__call__'][0].shape == (2, 65, 192)
 
 
+@pytest.mark.slow
 def test_outputs_and_gradients_match_torch():
   """The gradient of the frozen patch projection is exactly 0; all others match torch."""
   torch_models.assert_same_network(ViT(**SMALL), torch_models.ViT(**SMALL), (3, 8, 12, 3))
