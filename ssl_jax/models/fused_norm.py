@@ -92,12 +92,18 @@ def row_sums(
 
 
 def _means(sums, count, axis_name):
-  """Means over the global batch from local sums.  [2, C] -> [2, C]"""
-  means = sums / count
+  """Means over the global batch from local sums: an array, or a tuple of arrays."""
+  means = jax.tree.map(lambda x: x / count, sums)
   if axis_name is not None:
-    check_mapping(means, axis_name)
+    check_mapping(jax.tree.leaves(means)[0], axis_name)
     means = jax.lax.pmean(means, axis_name)
   return means
+
+
+def statistics(sums: Any, count: int, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
+  """Mean and biased variance of the global batch from the local Σ x and Σ x².  [2, C] or two of [C] -> [C], [C]"""
+  mean, mean_square = _means(sums, count, axis_name)
+  return mean, jnp.maximum(mean_square - jnp.square(mean), 0.0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
@@ -121,8 +127,7 @@ def normalize(
 def _forward(x, scale, bias, add, relu, epsilon, axis_name, interpret):
   rows = x.reshape(-1, x.shape[-1])
   (sums,) = row_sums(lambda x: (x, x * x), (rows,), interpret=interpret)
-  mean, mean_square = _means(sums, len(rows), axis_name)
-  var = jnp.maximum(mean_square - mean * mean, 0.0)
+  mean, var = statistics(sums, len(rows), axis_name)
   rstd = jax.lax.rsqrt(var + epsilon)
   y = to_float32(rows) * (scale * rstd)[None] + (bias - mean * scale * rstd)[None]
   y = y if add is None else y + to_float32(add.reshape(rows.shape))

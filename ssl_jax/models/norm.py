@@ -10,17 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from ssl_jax.arrays import check_mapping, to_float32
+from ssl_jax.arrays import to_float32
 from ssl_jax.models import fused_norm
-
-
-def _statistics(total, total_square, count, axis_name):
-  """Mean and biased variance of the global batch from the local Σ x and Σ x².  [C], [C] -> [C], [C]"""
-  mean, mean_square = total / count, total_square / count
-  if axis_name is not None:
-    check_mapping(mean, axis_name)
-    mean, mean_square = jax.lax.pmean((mean, mean_square), axis_name)
-  return mean, jnp.maximum(mean_square - jnp.square(mean), 0.0)
 
 
 def _affine(x, mul, add):
@@ -43,7 +34,7 @@ def _normalize(x, scale, bias, add, relu, epsilon, axis_name):
   """
   rows = x.reshape(-1, x.shape[-1])
   total, total_square = to_float32(rows).sum(0), (to_float32(rows) * to_float32(rows)).sum(0)
-  mean, var = _statistics(total, total_square, rows.shape[0], axis_name)
+  mean, var = fused_norm.statistics((total, total_square), rows.shape[0], axis_name)
   mul = scale * jax.lax.rsqrt(var + epsilon)
   return _finish(_affine(x, mul, bias - mean * mul), add, relu), mean, var
 

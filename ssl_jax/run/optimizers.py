@@ -134,5 +134,5 @@ def create(optimizer: Mapping, schedule: optax.Schedule, peak: float | None = No
   if optimizer['fixed_predictor']:
     assert peak is not None
     made = optax.multi_transform({'others': made, 'predictor': make(optimizer, optax.constant_schedule(peak))}, _parts)
-  # Without clipping there is no chain, since optimizer states of earlier checkpoints have none.
+  # Chain only if clipping is on: the optimizer states of earlier checkpoints were saved without a chain.
   return optax.chain(optax.clip_by_global_norm(optimizer['clip']), made) if optimizer['clip'] else made

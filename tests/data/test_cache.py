@@ -177,18 +177,26 @@ def test_an_interrupted_build_goes_on_where_it_was(folder, monkeypatch):
 
 
 KILLED = """
-import sys, time
+import json, pathlib, sys, time
 from ssl_jax.data import cache, sources
 from tests.data import test_cache
+folder = pathlib.Path(sys.argv[1])
 cache.BLOCK, cache.SAVE_SECONDS, cache.THREADS = 4 * 3 * test_cache.SIZE**2, 0.0, 1
 decode = sources.Source.decode
+def saved():
+  try:
+    return sum(checksum is not None for checksum in json.loads(test_cache.files(folder)[1].read_text())['checksums'])
+  except FileNotFoundError:
+    return 0
 def slow(self, positions, out):
   if positions[0] == 12:
+    while saved() < 3:  # the blocks before this one, by another thread
+      time.sleep(0.01)
     print('killable', flush=True)
     time.sleep(60)
   return decode(self, positions, out)
 sources.Source.decode = slow
-test_cache.opened(test_cache.pathlib.Path(sys.argv[1]))
+test_cache.opened(folder)
 """
 
 
