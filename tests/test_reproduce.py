@@ -9,21 +9,18 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 from PIL import Image
 
 from configs import base, finetune
 from experiments import papers, tables
-from ssl_jax import config, methods, train
+from ssl_jax import config
 from ssl_jax.data.views import augment_settings
 from ssl_jax.evals import evaluate
 from ssl_jax.evals.finetune import require_weights
-from ssl_jax.models import heads
 from ssl_jax.run import builder
+from tests import page
 
 ROOT = pathlib.Path(__file__).parent.parent
-RUNS = [(name, row) for paper in papers.PAPERS.values() for name in paper.sweeps for row in papers.sweep(name).rows]
-CLASSES, PER_CLASS = 10, 12
 
 
 # The page
@@ -132,49 +129,7 @@ def test_a_folder_is_fine_tuned(tmp_path):
 # Every config of the page, at small size
 
 
-SWEEPS = list(dict.fromkeys(sweep for sweep, row in RUNS if row.mode == 'train'))
-
-
-def narrower(chosen):
-  """Changes that make the encoder, the heads and the queue small."""
-  changes = {}
-  if chosen.model.name != 'alexnet_small':  # its width is fixed
-    changes['model.width'] = 48 if chosen.model.name.startswith(('vit', 'bert')) else 8  # 12 heads
-  kind, queue = methods.METHODS[chosen.method.name], chosen.method.get('queue', 0)
-  predictor = dict(name=kind.predictor, **chosen.method.get('predictor', {})) if kind.predictor else {}
-  for key, head in {'projector': dict(chosen.projector), 'method.predictor': predictor}.items():
-    made = heads.create(**head) if head else None
-    small = {name: getattr(made, name) for name in ('features', 'prototypes', 'number') if hasattr(made, name)}
-    small = {name: min(x, 4) if isinstance(x, int) else tuple(w and min(w, 4) for w in x) for name, x in small.items()}
-    if key == 'projector':
-      changes |= {f'{key}.{name}': value for name, value in small.items()}
-    elif small:
-      changes[key] = {**{name: x for name, x in predictor.items() if name != 'name'}, **small}
-  return changes | ({'method.queue': 16} if queue else {})
-
-
-def small(row, sweep, folder):
-  """The config of a run with fewer and smaller images, a narrower network and two steps."""
-  chosen = ConfigDict(papers.sweep(sweep).resolve(row, 0))
-  changes = {'batch_size': 8, 'steps': 2, 'init': '', 'parallel.devices': 1, **narrower(chosen)}
-  changes |= {'eval.at_end': False, 'eval.every_epochs': 0, 'eval.k': (), 'eval.sts': ''}
-  changes |= {'eval.transfer': '', 'log.tensorboard': False}
-  if chosen.data.source == 'text':
-    changes |= {'data.path': str(folder / 'sentences.txt'), 'data.vocabulary': '', 'data.tokens': 8}
-  else:
-    changes |= {'data.source': 'arrays', 'data.path': str(folder / 'images.npz'), 'data.image_size': 16}
-    changes |= {'data.stored_size': 0, 'data.classes': '', 'data.on_device': 'auto', 'data.workers': 0}
-    changes |= {'data.train_split': 'train', 'data.test_split': 'test'}
-  if chosen.imbalance.name in ('pareto', 'uniform'):
-    changes['imbalance.total'] = CLASSES * PER_CLASS // 2
-  if chosen.imbalance.name == 'pareto':
-    changes |= {'imbalance.n_max': PER_CLASS, 'imbalance.n_min': 1}
-  for key, value in changes.items():
-    config.override(chosen, key, value)
-  builder.shorten_warmup(chosen, ['steps'], ConfigDict(papers.sweep(sweep).resolve(row, 0)))
-  chosen.eval.data = dict.fromkeys(chosen.eval.data, '')
-  config.validate(chosen, base.get_config())
-  return chosen
+SWEEPS = list(dict.fromkeys(sweep for sweep, _ in page.ROWS))
 
 
 def parts(chosen):
@@ -215,10 +170,8 @@ def representatives(folder):
   The first of each encoder is that encoder, with few layers: compiling every run at full depth would take hours.
   """
   seen, found = set(), {}
-  for sweep, row in RUNS:
-    if row.mode != 'train':
-      continue
-    chosen = small(row, sweep, folder)
+  for sweep, row in page.ROWS:
+    chosen = page.small(row, sweep, folder)
     own, encoder = parts(chosen), ('model', chosen.model.name)
     if not own <= seen:
       found.setdefault(sweep, []).append((row, light(chosen, seen) if encoder in seen else shallow(chosen)))
@@ -228,17 +181,7 @@ def representatives(folder):
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """Generated images in classes of equal size, and sentences."""
-  folder = tmp_path_factory.mktemp('data')
-  rng = np.random.default_rng(0)
-  labels = np.tile(np.arange(CLASSES), PER_CLASS)
-  images = rng.integers(0, 256, (len(labels), 16, 16, 3), np.uint8)
-  few = slice(0, 2 * CLASSES)
-  arrays = dict(train_images=images, train_labels=labels, test_images=255 - images[few], test_labels=labels[few])
-  np.savez(folder / 'images.npz', **arrays)
-  words = ['one', 'two', 'three', 'four', 'five']
-  (folder / 'sentences.txt').write_text(''.join(f'{" ".join(rng.choice(words, 5))} {i}\n' for i in range(32)))
-  return folder
+  return page.data(tmp_path_factory.mktemp('data'))
 
 
 @pytest.mark.slow
@@ -246,9 +189,9 @@ def folder(tmp_path_factory):
 def test_every_config_of_the_page_builds(sweep, folder):
   """The data are read, and the network is traced at its own depth; nothing is compiled."""
   built = set()
-  for name, row in RUNS:
-    if name == sweep and row.mode == 'train':
-      chosen = small(row, sweep, folder)
+  for name, row in page.ROWS:
+    if name == sweep:
+      chosen = page.small(row, sweep, folder)
       if (key := json.dumps(config.flatten(chosen), default=str)) not in built:
         builder.build(chosen)
         built.add(key)
@@ -259,10 +202,5 @@ def test_every_config_of_the_page_builds(sweep, folder):
 @pytest.mark.parametrize('sweep', SWEEPS)
 def test_whatever_the_configs_are_made_of_takes_two_steps(sweep, folder):
   for row, chosen in representatives(folder).get(sweep, ()):
-    run = builder.build(chosen)
-    state, losses = run.devices.replicate(run.initial_state()), []
-    for call, _ in train._calls(run, 0):
-      state, metrics = call(state)
-      losses.append(float(np.ravel(metrics['loss'])[0]))
-    assert len(losses) == 2 and np.isfinite(losses).all(), row.name
+    assert np.isfinite(page.two_steps(chosen)).all(), row.name
   jax.clear_caches()
