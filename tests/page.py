@@ -12,7 +12,6 @@ import pathlib
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 import jax
@@ -114,16 +113,17 @@ def _start(cache):
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
-def _try(index, folder):
-  """The error of a row in one line, or an empty string."""
+def _try(task):
+  """The name of a row, and its error in one line or an empty string."""
+  index, folder = task
   sweep, row = ROWS[index]
   try:
     losses = two_steps(small(row, sweep, folder))
-    return '' if np.isfinite(losses).all() else f'losses {losses}'
-  except Exception as error:  # every row is tried, whatever happens to one of them
-    return f'{type(error).__name__}: {error}'.splitlines()[0]
-  finally:
-    jax.clear_caches()
+    error = '' if np.isfinite(losses).all() else f'losses {losses}'
+  except Exception as failure:  # every row is tried, whatever happens to one of them
+    error = f'{type(failure).__name__}: {failure}'.splitlines()[0]
+  jax.clear_caches()
+  return f'{sweep} {row.name}', error
 
 
 def main() -> None:
@@ -132,21 +132,17 @@ def main() -> None:
   parser.add_argument('--sweep', default='', help='only the rows of this sweep')
   given = parser.parse_args()
   begun, failed = time.monotonic(), 0
-  with tempfile.TemporaryDirectory() as name:
-    folder, cache = data(pathlib.Path(name)), str(pathlib.Path(name) / 'cache')
+  with tempfile.TemporaryDirectory() as place:
+    folder, cache = data(pathlib.Path(place)), str(pathlib.Path(place) / 'cache')
     rows = {}  # the first row of each distinct config
     for index, (sweep, row) in enumerate(ROWS):
       if given.sweep in ('', sweep):
         rows.setdefault(training_settings(small(row, sweep, folder)), index)
-    with ProcessPoolExecutor(
-      given.processes, get_context('spawn'), initializer=_start, initargs=(cache,), max_tasks_per_child=25
-    ) as pool:
-      tries = {pool.submit(_try, index, folder): index for index in rows.values()}
-      for done, future in enumerate(as_completed(tries), 1):
-        sweep, row = ROWS[tries[future]]
-        failed += bool(future.result())
-        said = f'{done} of {len(rows)}, {time.monotonic() - begun:,.0f} s: {sweep} {row.name}'
-        print(f'{said} {future.result()}'.rstrip(), flush=True)
+    with get_context('spawn').Pool(given.processes, _start, (cache,), maxtasksperchild=25) as pool:
+      tries = pool.imap_unordered(_try, [(index, folder) for index in rows.values()])
+      for done, (name, error) in enumerate(tries, 1):
+        failed += bool(error)
+        print(f'{done} of {len(rows)}, {time.monotonic() - begun:,.0f} s: {name} {error}'.rstrip(), flush=True)
   print(f'{len(rows)} distinct configs, {len(rows) - failed} passed, {failed} failed')
   sys.exit(1 if failed else 0)
 
