@@ -13,6 +13,7 @@ from PIL import Image
 
 from configs import base
 from ssl_jax import config, registry
+from ssl_jax.config import rules
 from ssl_jax.data import sources
 from ssl_jax.evals import check, features, knn, linear
 from ssl_jax.run import builder
@@ -56,7 +57,7 @@ def one_line(error, *parts):
   ],
 )
 def test_a_number_out_of_bounds_is_refused(monkeypatch, override, message):
-  monkeypatch.setattr(config, 'memory', lambda: 24 * 2**30)
+  monkeypatch.setattr(rules, 'memory', lambda: 24 * 2**30)
   with pytest.raises(ValueError) as error:
     chosen = config.load('configs/cifar10.py', [override])
     config.validate(chosen, base.get_config())
@@ -134,7 +135,7 @@ def test_a_header_that_claims_more_than_there_is_allocates_nothing(tmp_path):
 
 def test_an_archive_that_does_not_fit_in_memory_is_refused(tmp_path, monkeypatch):
   np.savez(tmp_path / 'data.npz', train_images=np.zeros((4, 8, 8, 3), np.uint8))
-  monkeypatch.setattr(config, 'memory', lambda: 100)
+  monkeypatch.setattr(rules, 'memory', lambda: 100)
   with pytest.raises(ValueError) as error:
     sources.load(data('arrays', tmp_path / 'data.npz'), 'train')
   one_line(error, 'train_images.npy needs')

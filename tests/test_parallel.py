@@ -125,7 +125,7 @@ def test_two_processes_train_the_run_of_one(tmp_path):
   changes = {'steps': 4, 'checkpoint.every_steps': 2}
   train.train(tiny(tmp_path, **changes, **{'parallel.devices': 2}), tmp_path / 'one')
   with two_processes(tiny(tmp_path, **changes, **{'parallel.devices': 0}), tmp_path / 'two') as processes:
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=400)[0] for process in processes]
   assert [process.returncode for process in processes] == [0, 0], outputs
   one, two = metric_log.read(tmp_path / 'one'), metric_log.read(tmp_path / 'two')
   assert [row['step'] for row in one] == [row['step'] for row in two] == [1, 2, 3, 4, 4]
@@ -142,7 +142,7 @@ def test_a_signal_to_one_process_stops_all_and_everything_is_saved(tmp_path, sca
     while len(metric_log.read(tmp_path / 'run')) < 3 and not any(process.poll() for process in processes):
       time.sleep(0.1)
     processes[1].send_signal(signal.SIGTERM)
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=400)[0] for process in processes]
   stopped = [re.search(r'Interrupted: stopped at step (\d+) of 10000 and saved', text) for text in outputs]
   assert all(stopped), outputs
   assert {int(found[1]) for found in stopped} == {int(path.name) for path in (tmp_path / 'run/checkpoints').iterdir()}

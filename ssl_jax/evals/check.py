@@ -27,6 +27,22 @@ def features(name: str, x: ArrayLike) -> jax.Array:
   return x
 
 
+def views(name: str, x: ArrayLike) -> jax.Array:
+  """Finite features [v, n, d] of v views, in float32, on the device."""
+  if np.ndim(x) != 3 or 0 in np.shape(x):
+    raise ValueError(f'{name}: shape {np.shape(x)}, expected [views, examples, dimensions]')
+  v, n, d = np.shape(x)
+  return features(name, jnp.reshape(jnp.asarray(x, jnp.float32), (v * n, d))).reshape(v, n, d)
+
+
+def two(name: str, x: ArrayLike, other_name: str, other: ArrayLike) -> tuple[jax.Array, jax.Array]:
+  """Finite features of the same shape.  [n, d], [n, d]"""
+  x, other = features(name, x), features(other_name, other)
+  if x.shape != other.shape:
+    raise ValueError(f'{other_name}: shape {other.shape}, expected {x.shape}, that of {name}')
+  return x, other
+
+
 def finite(name: str, scores: Any, fix: str) -> None:
   """Raises unless every score is finite: the class with the highest score is otherwise an accident."""
   if not np.isfinite(scores).all():

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
 
 # Floats in one block of similarities: 256 MiB. Larger blocks are not faster.
 ELEMENTS = 2**26
@@ -13,6 +15,16 @@ ELEMENTS = 2**26
 def similarities(x: jax.Array, y: jax.Array) -> jax.Array:
   """Dot products in full float32, which is not the default on GPUs and TPUs.  [n, d], [m, d] -> [n, m]"""
   return jnp.matmul(x, y.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def others(index: jax.Array, n: int) -> jax.Array:
+  """Whether a column is another example than the row's own.  [q] -> bool [q, n]"""
+  return index[:, None] != jnp.arange(n)[None, :]
+
+
+def mean(x: ArrayLike) -> float:
+  """The mean over rows, in float64."""
+  return float(np.mean(np.asarray(x), dtype=np.float64))
 
 
 def rows(n: int, columns: int) -> int:

@@ -302,12 +302,12 @@ def test_a_second_process_waits_for_the_first(folder, capfd):
   with cache._locked(file):
     waiting = threading.Thread(target=second)
     waiting.start()
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while 'waiting for it' not in capfd.readouterr().err:
       assert time.monotonic() < until
       time.sleep(0.01)
     assert not passed
-  waiting.join(5)
+  waiting.join(60)
   assert passed
 
 

@@ -4,7 +4,6 @@ import pathlib
 import pickle
 import re
 import socket
-import time
 
 import numpy as np
 import pytest
@@ -132,16 +131,14 @@ def test_tfds_source_can_be_pickled(tmp_path):
   np.testing.assert_array_equal(source.read(3), pixels(3))
 
 
-def test_unprepared_tfds_fails_at_once_without_the_network(tmp_path, monkeypatch):
+def test_unprepared_tfds_fails_without_the_network(tmp_path, monkeypatch):
   def no_network(*args):
     raise AssertionError('the network was asked')
 
   monkeypatch.setattr(socket.socket, 'connect', no_network)
   monkeypatch.setattr(socket, 'getaddrinfo', no_network)
   prepare(tmp_path)
-  start = time.monotonic()
   message = fails("data.name = 'cifar10' is not prepared in ", config('tfds', tmp_path, name='cifar10'))
-  assert time.monotonic() - start < 2
   assert f'{tmp_path} (there: tiny)' in message
   assert message.endswith(
     f': run python main.py --mode=prepare --config=configs/cifar10.py --config.data.path={tmp_path}'

@@ -65,7 +65,7 @@ class PairsTest(chex.TestCase):
   @parameterized.parameters(1, 5, 36, N)
   def test_class_sums_count_every_row_once(self, block):
     _, labels = np.unique(Y, return_inverse=True)
-    sums = metrics._class_sums(jnp.asarray(X), jnp.asarray(labels, jnp.int32), num_classes=4, block=block)
+    sums = metrics.classes._class_sums(jnp.asarray(X), jnp.asarray(labels, jnp.int32), num_classes=4, block=block)
     np.testing.assert_allclose(sums, [X[labels == c].sum(axis=0, dtype=np.float64) for c in range(4)], atol=1e-4)
 
   def test_inter_class_uniformity(self):
@@ -226,15 +226,17 @@ def test_memory_does_not_grow_as_the_square_of_the_examples():
   weights, prototypes = jax.ShapeDtypeStruct((n,), jnp.float32), jax.ShapeDtypeStruct((1000, d), jnp.float32)
   block = row_blocks.rows(n, n)
   programs = {
-    'uniformity': metrics._uniformity.lower(x, 2.0, block=block),
-    'class_sums': metrics._class_sums.lower(x, y, num_classes=1000, block=row_blocks.rows(n, d)),
-    'repelling_gap': metrics._repelling_gap.lower(x, y, x, weights, prototypes, small, 2.0, block=block),
-    'penalty_entropy': metrics._penalty_entropy.lower(x, metrics._argument(COSINE), block=block),
-    'penalty_distribution': metrics._penalty_distribution.lower(x, metrics._argument(COSINE), bins=100, block=block),
-    'conditional_entropy': metrics._conditional_entropy.lower(x, 2.0, batch=768),
-    'local_separation': metrics._local_separation.lower(x, x, k=10, block=block),
-    'similarity_histograms': metrics._similarity_histograms.lower(x, x, y, bins=100, block=block),
-    'rankme': metrics._singular_values.lower(x),
+    'uniformity': metrics.geometry._uniformity.lower(x, 2.0, block=block),
+    'class_sums': metrics.classes._class_sums.lower(x, y, num_classes=1000, block=row_blocks.rows(n, d)),
+    'repelling_gap': metrics.classes._repelling_gap.lower(x, y, x, weights, prototypes, small, 2.0, block=block),
+    'penalty_entropy': metrics.negatives._penalty_entropy.lower(x, metrics.negatives._argument(COSINE), block=block),
+    'penalty_distribution': metrics.negatives._penalty_distribution.lower(
+      x, metrics.negatives._argument(COSINE), bins=100, block=block
+    ),
+    'conditional_entropy': metrics.negatives._conditional_entropy.lower(x, 2.0, batch=768),
+    'local_separation': metrics.negatives._local_separation.lower(x, x, k=10, block=block),
+    'similarity_histograms': metrics.negatives._similarity_histograms.lower(x, x, y, bins=100, block=block),
+    'rankme': metrics.geometry._singular_values.lower(x),
     'knn': knn._classify.lower(
       x, y, x, 0.1, k=(1, 200), vote='cosine', num_classes=1000, block=row_blocks.rows(n, 200 * 1000)
     ),

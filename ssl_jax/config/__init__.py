@@ -1,0 +1,24 @@
+"""From a config file and flags to a valid config, before anything is compiled or loaded."""
+
+from ssl_jax.config.loading import NAMED, changed, flatten, load, override, set_name, split_options
+from ssl_jax.config.recorded import HARMLESS, difference, relevant, restore, upgrade
+from ssl_jax.config.rules import CHOICES, RULES, require_memory, validate
+
+__all__ = [
+  'CHOICES',
+  'HARMLESS',
+  'NAMED',
+  'RULES',
+  'changed',
+  'difference',
+  'flatten',
+  'load',
+  'override',
+  'relevant',
+  'require_memory',
+  'restore',
+  'set_name',
+  'split_options',
+  'upgrade',
+  'validate',
+]

@@ -1,0 +1,175 @@
+"""A config from a file and flags."""
+
+import ast
+import importlib.util
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from ssl_jax.registry import FLOAT32, is_mapping, nearest, show
+
+# Sections whose keys depend on their `name`. What they name checks them.
+NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'temperature', 'imbalance')
+
+
+def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
+  """The config of `FILE.py[:options]`, with `key=value` overrides. Not validated yet."""
+  file, _, arg = path.partition(':')
+  if not pathlib.Path(file).is_file():
+    folder = pathlib.Path(file) if pathlib.Path(file).is_dir() else pathlib.Path(file).parent
+    known = [str(folder / p.name) for p in sorted(folder.glob('*.py')) if p.stem != '__init__']
+    raise ValueError(
+      f'--config={file!r} is not a file: {nearest(file, known) if known else "give a configs/*.py file"}'
+    )
+  if not file.endswith('.py'):
+    raise ValueError(f'--config={file!r} is not a Python file: give one like configs/quickstart.py')
+  spec = importlib.util.spec_from_file_location('config_file', file)
+  assert spec and spec.loader
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+    config = module.get_config(arg)
+  except (TypeError, AttributeError, NameError, SyntaxError, ImportError, LookupError) as error:
+    raise ValueError(f'--config={file!r} cannot be loaded ({type(error).__name__}: {error})') from error
+  if not isinstance(config, ConfigDict):
+    raise ValueError(f'--config={file!r} is not a config: get_config returned a {type(config).__name__}')
+  config = overridden(config, overrides)
+  if not config.get('data', {}).get('name', '?'):
+    config.data.name = set_name(config.data.path)
+  return config
+
+
+def set_name(path: str) -> str:
+  """The name of a set without one: that of its folder.
+
+  >>> set_name('/data/birds/')
+  'birds'
+  """
+  return pathlib.Path(path).expanduser().absolute().name if path else ''
+
+
+def split_options(arg: str) -> list[str]:
+  """The options after the colon of --config; a comma inside brackets does not separate them.
+
+  >>> split_options('dystress,eval.k=(1,2),seed=1')
+  ['dystress', 'eval.k=(1,2)', 'seed=1']
+  """
+  return [option for option in re.split(r',(?![^(\[{]*[)\]}])', arg) if option]
+
+
+def changed(path: str, overrides: Sequence[str] = ()) -> tuple[set[str], ConfigDict]:
+  """The keys that the command line sets, and the config of the file and its named options without these changes."""
+  file, _, arg = path.partition(':')
+  options = split_options(arg)
+  keys = {text.partition('=')[0] for text in (*options, *overrides) if '=' in text}
+  return keys, load(f'{file}:{",".join(option for option in options if "=" not in option)}')
+
+
+def overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
+  # A section's new name comes before its new parameters, in whatever order they were typed.
+  pairs = [text.partition('=')[::2] for text in overrides]
+  for key, value in sorted(pairs, key=lambda pair: not pair[0].endswith('.name')):
+    override(config, key, value)
+  given = dict(pairs)
+  if 'epochs' in given and 'steps' not in given and config.get('steps'):
+    raise ValueError(
+      f'epochs = {config.epochs} has no effect, because steps = {config.steps} decides: set steps=0 as well'
+    )
+  return config
+
+
+def override(config: ConfigDict, key: str, value: Any) -> None:
+  """Sets one dotted key; text is read as a Python literal if it is one, unless the key holds text."""
+  *path, last = key.split('.')
+  section = config
+  for depth, part in enumerate(path):
+    if part not in section or not isinstance(section[part], ConfigDict):
+      known = [k for k in section if isinstance(section[k], ConfigDict)]
+      raise ValueError(f'config key {key!r} does not exist: {nearest(".".join(path[: depth + 1]), known)}')
+    section = section[part]
+  named = bool(path) and path[0] in NAMED
+  if isinstance(value, str) and not isinstance(section.get(last), str):
+    value = _literal(value)
+  require_keys(key, value)
+  if named and last == 'name':
+    if value != section.get('name'):
+      for stale in list(section):
+        del section[stale]
+    section.name = value
+    return
+  if last not in section and not named:
+    raise ValueError(f'config key {key!r} = {show(value)} does not exist: {_elsewhere(config, last, section)}')
+  if named:
+    if last in section:
+      del section[last]  # its type may change: a number, or the dict of a schedule
+    section[last] = value
+    return
+  if isinstance(section[last], ConfigDict):
+    if not is_mapping(value):
+      known = ', '.join(section[last]) or "its keys, such as {'flip': 0.5}"
+      raise ValueError(f'config key {key!r} = {show(value)} is a section: set one of {known}')
+    if key in NAMED:
+      config[key] = ConfigDict(dict(value))
+    else:
+      for name, inner in value.items():
+        override(config, f'{key}.{name}', inner)
+    return
+  section[last] = same_type(key, value, section[last])
+
+
+def _elsewhere(config: ConfigDict, last: str, section: ConfigDict) -> str:
+  """How to fix a key that its section lacks: it may be in another one."""
+  found = [key for key in flatten(config) if key.endswith(f'.{last}')]
+  if len(found) == 1:
+    return f'did you mean {found[0]!r}?'
+  return f'give one of {", ".join(found)}' if found else nearest(last, list(section))
+
+
+def _literal(text: str) -> Any:
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # as for '{[]: 1}' and '((((...'
+    return {'true': True, 'false': False}.get(text.lower(), text)
+
+
+def require_keys(key: str, value: Any) -> None:
+  """Raises a ValueError for a mapping that config.json and dotted keys cannot hold."""
+  if is_mapping(value):
+    for name, inner in value.items():
+      if not isinstance(name, str) or '.' in name:
+        raise ValueError(f'{key} = {show(value)} must have names without dots as its keys, not {show(name)}')
+      require_keys(f'{key}.{name}', inner)
+
+
+def same_type(key: str, value: Any, default: Any) -> Any:
+  """`value` as the type of `default`, or a ValueError."""
+  if isinstance(default, bool) or isinstance(value, bool):
+    fits = isinstance(default, bool) and isinstance(value, bool)
+  elif isinstance(default, float):
+    fits = isinstance(value, float) or (isinstance(value, int) and abs(value) <= FLOAT32[1])
+    value = float(value) if fits else value
+  elif isinstance(default, int):
+    fits = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    value = int(value) if fits else value
+  elif isinstance(default, tuple):
+    value = tuple(value) if isinstance(value, tuple | list) else (value,)
+    fits = all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
+  else:
+    fits = isinstance(value, type(default))
+  if not fits:
+    raise ValueError(f'{key} = {show(value)} must be of type {type(default).__name__}, such as {default!r}')
+  return value
+
+
+def flatten(config: Mapping, prefix: str = '') -> dict:
+  """{'data.name': 'cifar10', ...}; a named section's dicts are flattened too."""
+  flat: dict[str, Any] = {}
+  for key, value in config.items():
+    if isinstance(value, Mapping | ConfigDict):
+      flat |= flatten(value, f'{prefix}{key}.')
+    else:
+      flat[prefix + key] = list(value) if isinstance(value, tuple) else value
+  return flat

@@ -1,0 +1,102 @@
+"""The config of an earlier run, from its config.json: brought up to date, and compared with another."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from ssl_jax.config.loading import flatten, overridden
+from ssl_jax.registry import plain, show
+
+# Keys that may change when a run is resumed, because they do not change what it computes.
+HARMLESS = (
+  *('deterministic', 'data.path', 'data.workers', 'data.broken', 'data.cache'),
+  *('model.remat', 'method.block', 'method.ring'),
+  *('parallel', 'checkpoint', 'log', 'eval'),
+)
+
+# Keys that were added later, with the values that older runs used.
+LATER = {
+  'init': '',
+  'fork': '',
+  'deterministic': False,
+  'data.held_out': 0.0,
+  'data.stored_size': 0,
+  'data.cache': '',
+  'data.tokens': 32,
+  'data.vocabulary': '',
+  'data.columns': '',
+  'data.shuffle_window': 0,
+  'optimizer.clip': 0.0,
+  'eval.cap_k': False,
+  'eval.flip': False,
+  'eval.patches': 0,
+  'eval.patch': 0.75,
+  'eval.prompts': '',
+  'eval.class_names': '',
+  'eval.retrieval': 5000,
+  'optimizer.fixed_predictor': False,
+  'eval.linear_during': False,
+}
+RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
+
+# Keys that change neither what a run computes nor how it is evaluated.
+IRRELEVANT = (
+  *(key for key in HARMLESS if key != 'eval'),
+  *(f'eval.{key}' for key in ('every_epochs', 'measures', 'at_start', 'at_end', 'batch_size', 'data.path')),
+  *('eval.sts', 'eval.transfer', 'eval.linear_during'),
+)
+
+
+def upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
+  """A recorded config with today's keys and names, and with the keys that were added since."""
+
+  def named(value: Any) -> Any:
+    if isinstance(value, Mapping):
+      return {key: named(inner) for key, inner in value.items()}
+    if isinstance(value, str) and value.startswith('supervised_'):  # Lee 2025, now named after its loss
+      return value.replace('supervised_', 'balanced_', 1)
+    return value
+
+  config = {RENAMED.get(key, key): named(value) for key, value in plain(saved).items()}
+  for key, value in LATER.items():
+    section, _, last = key.rpartition('.')
+    if isinstance(part := config.get(section) if section else config, dict):
+      part.setdefault(last, value)
+  return config
+
+
+def restore(saved: Mapping[str, Any], base: ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict:
+  """The config of a recorded run, from its config.json; harmless keys that it lacks are those of `base`."""
+  tuples: Callable[[Any], Any] = lambda x: (
+    {k: tuples(v) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
+  )
+  try:
+    config = ConfigDict(tuples(upgrade(saved)))
+  except ValueError as error:  # a key with a dot
+    raise ValueError(f'config.json cannot be read ({error}): fix it, or remove it') from error
+  for section in (key for key in HARMLESS if all(isinstance(c.get(key), ConfigDict) for c in (base, config))):
+    config[section] = ConfigDict({**base[section].to_dict(), **config[section].to_dict()})
+  return overridden(config, overrides)
+
+
+def relevant(config: Mapping, prefix: str = '') -> dict:
+  """`flatten`, without the keys that change neither what a run computes nor how it is evaluated."""
+  return {key: value for key, value in flatten(config, prefix).items() if not _within(key, IRRELEVANT)}
+
+
+def _within(key: str, sections: Sequence[str]) -> bool:
+  """Whether a dotted key is one of these sections, or inside one."""
+  return any(key == section or key.startswith(section + '.') for section in sections)
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any], among: Sequence[str] = ()) -> str | None:
+  """The first key in which two runs differ in more than harmless ways, as one line; None if they are the same run.
+
+  With `among`, only these keys and sections are compared.
+  """
+  before, after = flatten(upgrade(old)), flatten(upgrade(new))
+  for key in sorted(before.keys() | after.keys()):
+    if not _within(key, HARMLESS) and (not among or _within(key, among)) and before.get(key) != after.get(key):
+      return f'{key} = {show(after.get(key))} here, {show(before.get(key))} there'
+  return None
