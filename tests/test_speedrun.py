@@ -10,7 +10,7 @@ from configs import base
 from experiments.speedrun.sweep import ATTEMPTS, SWEEP
 from ssl_jax import config, train
 from ssl_jax.workdir import metric_log
-from tests.test_reproduce import narrower
+from tests.page import narrower
 
 
 @pytest.fixture(scope='module')
