@@ -14,8 +14,8 @@ from ssl_jax.data import sources
 from ssl_jax.run import builder
 from tests.data.test_sources import config as data_config
 from tests.data.test_sources import prepare
-from tests.test_experiments import result
 from tests.page import small
+from tests.test_experiments import result
 from tests.test_reproduce import folder, light, parts  # noqa: F401
 
 DIVERGED = sweep.DIVERGED
