@@ -1,4 +1,4 @@
-"""Two training steps with every config of docs/reproduce, at small size. By hand, since it takes about an hour:
+"""Two training steps with every config of docs/reproduce, at small size. By hand, since it takes two hours:
 
     python -m tests.page --processes=2
 
