@@ -67,7 +67,8 @@ def narrower(chosen):
 
 def small(row, sweep, folder):
   """The config of a run with fewer and smaller images, a narrower network and two steps."""
-  chosen = ConfigDict(papers.sweep(sweep).resolve(row, 0))
+  planned = papers.sweep(sweep).resolve(row, 0)
+  chosen = ConfigDict(planned)
   changes = {'batch_size': 8, 'steps': 2, 'init': '', 'parallel.devices': 1, **narrower(chosen)}
   changes |= {'eval.at_end': False, 'eval.every_epochs': 0, 'eval.k': (), 'eval.sts': ''}
   changes |= {'eval.transfer': '', 'log.tensorboard': False}
@@ -83,7 +84,7 @@ def small(row, sweep, folder):
     changes |= {'imbalance.n_max': PER_CLASS, 'imbalance.n_min': 1}
   for key, value in changes.items():
     config.override(chosen, key, value)
-  builder.shorten_warmup(chosen, ['steps'], ConfigDict(papers.sweep(sweep).resolve(row, 0)))
+  builder.shorten_warmup(chosen, ['steps'], ConfigDict(planned))
   chosen.eval.data = dict.fromkeys(chosen.eval.data, '')
   config.validate(chosen, base.get_config())
   return chosen
@@ -113,17 +114,16 @@ def _start(cache):
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
-def _try(task):
+def _try(named):
   """The name of a row, and its error in one line or an empty string."""
-  index, folder = task
-  sweep, row = ROWS[index]
+  name, chosen = named
   try:
-    losses = two_steps(small(row, sweep, folder))
+    losses = two_steps(chosen)
     error = '' if np.isfinite(losses).all() else f'losses {losses}'
   except Exception as failure:  # every row is tried, whatever happens to one of them
     error = f'{type(failure).__name__}: {failure}'.splitlines()[0]
   jax.clear_caches()
-  return f'{sweep} {row.name}', error
+  return name, error
 
 
 def main() -> None:
@@ -135,12 +135,12 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as place:
     folder, cache = data(pathlib.Path(place)), str(pathlib.Path(place) / 'cache')
     rows = {}  # the first row of each distinct config
-    for index, (sweep, row) in enumerate(ROWS):
+    for sweep, row in ROWS:
       if given.sweep in ('', sweep):
-        rows.setdefault(training_settings(small(row, sweep, folder)), index)
+        chosen = small(row, sweep, folder)
+        rows.setdefault(training_settings(chosen), (f'{sweep} {row.name}', chosen))
     with get_context('spawn').Pool(given.processes, _start, (cache,), maxtasksperchild=25) as pool:
-      tries = pool.imap_unordered(_try, [(index, folder) for index in rows.values()])
-      for done, (name, error) in enumerate(tries, 1):
+      for done, (name, error) in enumerate(pool.imap_unordered(_try, rows.values()), 1):
         failed += bool(error)
         print(f'{done} of {len(rows)}, {time.monotonic() - begun:,.0f} s: {name} {error}'.rstrip(), flush=True)
   print(f'{len(rows)} distinct configs, {len(rows) - failed} passed, {failed} failed')
