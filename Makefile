@@ -12,7 +12,7 @@ train: $(VENV)/.installed
 	$(BIN)/python main.py --config=configs/quickstart.py
 	$(BIN)/python main.py --mode=report --config=configs/quickstart.py
 
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=10
 FURTHER = slow or real_data or browser
 
 test: $(VENV)/.installed-dev

@@ -48,6 +48,12 @@ def pytest_runtest_setup(item):
     pytest.skip('chromium is not installed')
 
 
+def pytest_runtest_teardown(item, nextitem):
+  """Drops the programs of a file with its last test: a process that reaches Linux's limit of 65,530 maps crashes."""
+  if nextitem is None or nextitem.path != item.path:
+    jax.clear_caches()
+
+
 def pytest_collection_finish():
   gc.freeze()  # the modules stay: the garbage collector, which jax's tracing wakes often, need not look at them again
   gc.set_threshold(20_000, 20, 20)
