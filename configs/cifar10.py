@@ -147,6 +147,20 @@ VARIANTS = {
     'projector': dict(name='barlow_twins', features=(1024, 64)),
     'optimizer': dict(ADAM, learning_rate=3e-3),
   },
+  # Tong et al. 2023: 20 crops of half the side, and features that are the mean over crops. Their optimizer is LARS.
+  'emp_ssl': {
+    **REDUNDANCY,
+    'views': 20,
+    'batch_size': 100,
+    'epochs': 30,
+    'method': dict(name='emp_ssl'),
+    'loss': dict(name='emp_ssl'),
+    'projector': dict(name='barlow_twins', features=(4096, 4096, 1024)),
+    'augment': dict(name='emp_ssl'),
+    'eval.patches': 5,
+    'eval.patch': 0.5,
+    'eval.flip': True,
+  },
   'dino': {
     'method': dict(
       name='dino',

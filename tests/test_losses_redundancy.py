@@ -15,6 +15,13 @@ from tests.helpers import mapped
 from tests.reference import redundancy as reference
 
 N, D = 8, 4
+
+
+def wider(loss, join):
+  """The loss of more features than examples."""
+  return lambda *views, **given: loss(*(join([z, z**2, z**3], 1) for z in views), **given)
+
+
 CASES = {
   'barlow_twins': (losses.barlow_twins, reference.barlow_twins, {'lam': 0.05}),
   'vicreg': (losses.vicreg, reference.vicreg, {'invariance': 20.0, 'variance': 30.0, 'covariance': 2.0}),
@@ -23,6 +30,8 @@ CASES = {
   'zero_cl': (losses.zero_cl, reference.zero_cl, {}),
   'zero_cl_instance': (losses.zero_cl, reference.zero_cl, {'kind': 'instance'}),
   'zero_cl_feature': (losses.zero_cl, reference.zero_cl, {'kind': 'feature', 'eps': 0.1}),
+  'emp_ssl': (losses.emp_ssl, reference.emp_ssl, {'invariance': 3.0}),
+  'emp_ssl_wider': (wider(losses.emp_ssl, jnp.concatenate), wider(reference.emp_ssl, torch.cat), {'eps': 0.5}),
   'arb': (losses.arb, reference.arb, {}),
   'arb_groups': (losses.arb, reference.arb, {'groups': 2}),
 }
@@ -64,6 +73,17 @@ class OracleTest(chex.TestCase):
     value, gradient = jax.eval_shape(jax.value_and_grad(functools.partial(loss, **parameters)), z, z)
     self.assertEqual((value.dtype, gradient.dtype), (jnp.float32, jnp.bfloat16))
 
+  @parameterized.parameters(2, 3, 5)
+  def test_emp_ssl_takes_any_number_of_views(self, number):
+    seen = [z for seed in range(number) for z in views(seed)][:number]
+    tensors = [torch.tensor(z, dtype=torch.float64, requires_grad=True) for z in seen]
+    expected = reference.emp_ssl(*tensors)
+    expected.backward()
+    value, gradients = jax.jit(jax.value_and_grad(lambda z: losses.emp_ssl(*z)))(seen)
+    np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
+    for gradient, tensor in zip(gradients, tensors, strict=True):
+      np.testing.assert_allclose(gradient, tensor.grad, rtol=1e-4, atol=1e-4 * float(tensor.grad.abs().max()))
+
   def test_refusals(self):
     z = jnp.ones((N, D))
     for message, call in (
@@ -76,13 +96,15 @@ class OracleTest(chex.TestCase):
         r"^kind = 'features' is not a valid choice: did you mean 'feature'",
         lambda: losses.zero_cl(z, z, kind='features'),
       ),
+      (r'^eps = 0 must be', lambda: losses.emp_ssl(z, z, eps=0)),
+      ('^views = 1 cannot be compared: give at least 2', lambda: losses.emp_ssl(z)),
       (r'^groups = 3 must be a divisor of D = 4', lambda: losses.arb(z, z, groups=3)),
     ):
       with self.assertRaisesRegex(ValueError, message):
         call()
 
 
-SHARDED = ('barlow_twins', 'vicreg', 'w_mse', 'zero_cl', 'arb_groups')
+SHARDED = ('barlow_twins', 'vicreg', 'w_mse', 'zero_cl', 'emp_ssl', 'emp_ssl_wider', 'arb_groups')
 FASTEST = ('barlow_twins', 'w_mse')  # to compile
 
 

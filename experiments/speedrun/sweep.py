@@ -73,8 +73,15 @@ def short(row: Row) -> Row:
   return dataclasses.replace(row, **names, changes=changes, minutes=2.0, further=True)
 
 
+# EMP-SSL's features are the mean over crops of the size of its views, here 25 and their mirror images.
+EMP = {'eval.patches': 5, 'eval.patch': 0.5, 'eval.batch_size': 250}
+SLOWER = {'optimizer.name': 'sgd', 'optimizer.learning_rate': 0.003, 'optimizer.weight_decay': 5e-4}
 FASTSIAM = {'views': 4, 'method.mean_target': True}
 ATTEMPTS = (
+  attempt('emp_ssl', 'EMP-SSL, 20 views, batch 100', 18, 'emp_ssl', EMP),
+  attempt('emp_ssl_24px', 'EMP-SSL, 20 views of 24 pixels, batch 100', 30, 'emp_ssl', EMP, pixels(24)),
+  attempt('emp_ssl_16px', 'EMP-SSL, 20 views of 16 pixels, batch 100', 60, 'emp_ssl', EMP, pixels(16)),
+  attempt('emp_ssl_sgd', 'EMP-SSL, 20 views, batch 100, SGD', 18, 'emp_ssl', EMP, SLOWER),
   attempt('simclr_512', 'SimCLR, τ = 0.2, batch 512', 190, '', sgd(512, 0.24)),
   attempt(
     'fastsiam_24px', 'FastSiam, batch 128, views of 24 pixels', 120, 'simsiam', FASTSIAM, pixels(24), sgd(128, 0.06)
@@ -116,7 +123,8 @@ SWEEP = Sweep(
   title='The race to 90 % kNN accuracy on CIFAR-10',
   protocol=(
     'CIFAR-10, kNN of the 10,000 test images among the 50,000 training images at the last epoch: 10 neighbours, cosine '
-    'similarity, majority vote. Features: backbone of the averaged weights, mean over the image and its mirror image. '
+    'similarity, majority vote. Features: backbone of the averaged weights, mean over the image and its mirror image, '
+    'and for EMP-SSL over a grid of crops and their mirror images. '
     'Seconds: the whole process on an otherwise idle device, from its start to its end, without a compilation cache; '
     'then the same without the time in the compiler.'
   ),

@@ -64,6 +64,8 @@ _MOCO_V2 = dict(_SIMCLR, crop_scale=(0.2, 1.0), **MEAN_STD['imagenet'])
 _BYOL = dict(_SIMCLR, interpolation='bicubic', saturation=0.2, **MEAN_STD['imagenet'])
 _CACR_SMALL = dict(_SIMCLR, crop_scale=(0.2, 1.0), jitter=1.0, hue=0.4, blur=0.0, **MEAN_STD['cifar10'])
 _BALANCED_CIFAR = dict(_SIMCLR, blur=0.0, **MEAN_STD['imagenet'])
+_EMP_SSL = dict(_SIMCLR, crop_scale=(0.25, 0.25), crop_ratio=(1.0, 1.0), hue=0.2, blur=0.1, solarize=0.1)
+_EMP_SSL |= dict(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 # Lee 2025, sec. 5.2, names these augmentations without numbers: the probabilities and sizes are our choice.
 _VARIANTS = dict(
   no_blur=dict(blur=0.0),
@@ -87,6 +89,7 @@ PRESETS: dict[str, dict[str, Any]] = {
   'cacr_large': dict(_MOCO_V2),  # CACR, Alg. 2
   'balanced_cifar': _BALANCED_CIFAR,  # Lee 2025, A.4.1
   'balanced_imagenet': dict(_MOCO_V2),  # Lee 2025, A.3.1
+  'emp_ssl': _EMP_SSL,  # Tong et al. 2023, the authors' code
   **{f'balanced_cifar_{name}': _BALANCED_CIFAR | _VARIANTS[name] for name in _VARIANTS if name != 'no_blur'},
   **{f'balanced_imagenet_{name}': _MOCO_V2 | change for name, change in _VARIANTS.items()},
 }

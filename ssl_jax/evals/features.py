@@ -56,18 +56,20 @@ def extractor(
   return devices.map(apply, replicated=2, sharded=2, out='sharded')
 
 
-def around_image(choice: Mapping) -> Callable[[jax.Array], list[jax.Array]] | None:
-  """What `extractor` averages over, by `eval` of a config: a grid of crops, mirror images; None for neither."""
+def around_image(choice: Mapping, pixels: int) -> Callable[[jax.Array], list[jax.Array]] | None:
+  """What `extractor` averages over, by `eval` of a config: a grid of crops, mirror images; None for neither.
+
+  Crops are resized to `pixels` per side.
+  """
   if not choice['patches'] and not choice['flip']:
     return None
 
   def around(images: jax.Array) -> list[jax.Array]:
-    found, size, count = [images], images.shape[1], choice['patches']
+    size, count = images.shape[1], choice['patches']
     side = max(1, round(choice['patch'] * size))
     places = [round(place) for place in np.linspace(0, size - side, count)] if count > 1 else [(size - side) // 2]
-    for top, left in itertools.product(places, places) if count else ():
-      crop = lambda image, top=top, left=left: image_ops.crop_and_resize(image, top, left, side, side, size)
-      found.append(jax.vmap(crop)(images))
+    crop = lambda top, left: jax.vmap(lambda x: image_ops.crop_and_resize(x, top, left, side, side, pixels))(images)
+    found = [crop(*place) for place in itertools.product(places, places)] if count else [images]
     return found + ([x[:, :, ::-1] for x in found] if choice['flip'] else [])
 
   return around

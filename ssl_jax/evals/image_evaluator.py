@@ -12,7 +12,7 @@ import numpy as np
 from ssl_jax.config import flatten, relevant
 from ssl_jax.data import resolve, sources
 from ssl_jax.data.resolve import stored_size
-from ssl_jax.data.views import image_views
+from ssl_jax.data.views import augment_settings, image_views
 from ssl_jax.evals import check, features, finetune, from_features, knn, linear, metrics, scoring
 from ssl_jax.losses import Loss
 from ssl_jax.run import online_probe
@@ -58,7 +58,7 @@ class ImageEvaluator:
       finetune.require_weights(run.config.eval.class_weights, int(labels['train'].max()) + 1)
     self._labels = labels
     given = run.method.features, run.views.shown, run.devices
-    around = features.around_image(run.config.eval)
+    around = features.around_image(run.config.eval, augment_settings(run.config)[0]['size'])
     self._apply = functools.cache(lambda layers: features.extractor(*given, layers, around=around))
 
   def spaces(

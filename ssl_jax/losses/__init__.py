@@ -25,7 +25,7 @@ from ssl_jax.losses.contrastive import (
   simple,
 )
 from ssl_jax.losses.distillation import byol, dino, dino_centre, simsiam, sinkhorn, swav
-from ssl_jax.losses.redundancy import arb, barlow_twins, vicreg, w_mse, zero_cl
+from ssl_jax.losses.redundancy import arb, barlow_twins, emp_ssl, vicreg, w_mse, zero_cl
 from ssl_jax.losses.weighted import cacr, cacr_margin, triplet
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
   'decoupled_weighted',
   'dino',
   'dino_centre',
+  'emp_ssl',
   'false_negatives',
   'fnc',
   'from_config',

@@ -1,5 +1,7 @@
 """Losses of two views without negatives: `loss(z1, z2, *, axis_name=None, ...) -> []`, embeddings `[B, D]`.
 
+`emp_ssl` takes any number of views.
+
 With `axis_name` the statistics are those of the batch of all devices, and the value is the same on every device. As in
 `ssl_jax.pairs`, differentiate on each device and average the gradients with `lax.pmean`: the result is the gradient of
 the loss of the whole batch, under `jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
@@ -26,7 +28,7 @@ def barlow_twins(z1: jax.Array, z2: jax.Array, *, lam: float = 0.0051, axis_name
   0.0 8.0
   """
   require_positive(lam=lam)
-  z1, z2 = _views(z1, z2, axis_name)
+  z1, z2 = _views(z1, z2, axis_name=axis_name)
   z1, z2 = (_center(z, axis_name) for z in (z1, z2))
   z1, z2 = (z * jax.lax.rsqrt(_mean(z * z, axis_name) + 1e-5) for z in (z1, z2))
   correlation = _covariance(z1, z2, axis_name)
@@ -54,7 +56,7 @@ def vicreg(
   0.0 200.0
   """
   require_positive(invariance=invariance, variance=variance, covariance=covariance)
-  z1, z2 = _views(z1, z2, axis_name)
+  z1, z2 = _views(z1, z2, axis_name=axis_name)
   size, dimension = _batch_size(z1, axis_name), z1.shape[1]
   loss = invariance * jnp.mean(_mean((z1 - z2) ** 2, axis_name))
   for z in (_center(z1, axis_name), _center(z2, axis_name)):
@@ -76,7 +78,7 @@ def w_mse(z1: jax.Array, z2: jax.Array, *, eps: float = 0.0, axis_name: str | No
   0.0 4.0
   """
   require('eps', eps, lambda x: 0 <= x < 1, 'in [0, 1)')
-  z1, z2 = _views(z1, z2, axis_name)
+  z1, z2 = _views(z1, z2, axis_name=axis_name)
   size, dimension = _batch_size(z1, axis_name), z1.shape[1]
   if eps == 0 and size <= dimension:
     raise ValueError(
@@ -110,7 +112,7 @@ def zero_cl(
   """
   require_choice('kind', kind, ('instance', 'feature', 'both'))
   require_positive(eps=eps)
-  z1, z2 = _views(z1, z2, axis_name)
+  z1, z2 = _views(z1, z2, axis_name=axis_name)
   loss = jnp.zeros((), z1.dtype)
   if kind in ('feature', 'both'):
     h1, h2 = (_whiten(_standardize(z, 1e-4, axis_name), eps, axis_name) for z in (z1, z2))
@@ -134,7 +136,7 @@ def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axi
   0.07 13.93
   """
   require_positive(eps=eps)
-  z1, z2 = _views(z1, z2, axis_name)
+  z1, z2 = _views(z1, z2, axis_name=axis_name)
   require('groups', groups, lambda x: x >= 1 and z1.shape[1] % x == 0, f'a divisor of D = {z1.shape[1]}')
   z1, z2 = (_standardize(z, 1e-5, axis_name) for z in (z1, z2))
 
@@ -146,13 +148,44 @@ def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axi
   return missed(z1, second) + missed(z2, first)
 
 
-def _views(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> list[jax.Array]:
-  chex.assert_rank([z1, z2], 2)
-  chex.assert_equal_shape([z1, z2])
-  check_mapping(z1, axis_name)
-  if (size := _batch_size(z1, axis_name)) < 2:
+def emp_ssl(*views: jax.Array, invariance: float = 200.0, eps: float = 0.2, axis_name: str | None = None) -> jax.Array:
+  """-mean_v R(Z_v) - invariance · mean_v,b cos(z_vb, z̄_b) (EMP-SSL, Tong et al. 2023).  [B, D] ×V -> []
+
+  R(Z) = ½ log det(I + D / (B eps) Zᵀ Z) is the coding rate of unit vectors, which is large where they differ, and z̄ is
+  the mean of the views of an example. The paper writes eps², the authors' code eps.
+
+  >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+  >>> print(f'{emp_ssl(z, z, z, eps=1.0):.3f} {emp_ssl(z, -z, eps=1.0):.3f}')
+  -200.693 -0.693
+  """
+  require_positive(invariance=invariance, eps=eps)
+  z = normalize(jnp.stack(_views(*views, axis_name=axis_name)))
+  size, dimension = _batch_size(z[0], axis_name), z.shape[2]
+
+  def rate(z):
+    if size > dimension:
+      moments = _covariance(z, z, axis_name)
+    else:  # Z Zᵀ has the same determinant, and is smaller
+      z = pairs.gather(z, axis_name)
+      moments = jnp.matmul(z, z.T, precision=jax.lax.Precision.HIGHEST) / size
+    triangle = jnp.linalg.cholesky(jnp.eye(len(moments), dtype=z.dtype) + dimension / eps * moments)
+    return jnp.sum(jnp.log(jnp.diagonal(triangle)))
+
+  # The mean over the views of cos(z_v, z̄) is the length of z̄.
+  center = jnp.mean(z, axis=0)
+  alignment = jnp.sum(_mean(center * normalize(center), axis_name))
+  return -jnp.mean(jax.vmap(rate)(z)) - invariance * alignment
+
+
+def _views(*views: jax.Array, axis_name: str | None) -> list[jax.Array]:
+  chex.assert_rank(views, 2)
+  chex.assert_equal_shape(views)
+  if len(views) < 2:
+    raise ValueError(f'views = {len(views)} cannot be compared: give at least 2')
+  check_mapping(views[0], axis_name)
+  if (size := _batch_size(views[0], axis_name)) < 2:
     raise ValueError(f'batch = {size} example has no variance: give at least 2')
-  return [to_float32(z) for z in (z1, z2)]
+  return [to_float32(z) for z in views]
 
 
 def _batch_size(z: jax.Array, axis_name: str | None) -> int:

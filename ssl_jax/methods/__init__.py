@@ -16,7 +16,7 @@ from ssl_jax.methods.isogclr import ISogCLR
 from ssl_jax.methods.moco import MoCo, MoCoV3
 from ssl_jax.methods.momentum import Momentum
 from ssl_jax.methods.protocol import Inputs, Method, Network, Outputs, Plan
-from ssl_jax.methods.redundancy import Redundancy
+from ssl_jax.methods.redundancy import EMPSSL, Redundancy
 from ssl_jax.methods.simclr import CMC, SimCLR
 from ssl_jax.methods.swav import SwAV
 from ssl_jax.models import heads
@@ -31,6 +31,7 @@ METHODS: dict[str, type[Method]] = {
   'fnc': FNC,
   'isogclr': ISogCLR,
   'redundancy': Redundancy,
+  'emp_ssl': EMPSSL,
   'byol': BYOL,
   'simsiam': SimSiam,
   'dino': DINO,

@@ -1,4 +1,4 @@
-"""Methods whose loss compares statistics of two views: Barlow Twins, VICReg, W-MSE, Zero-CL, ARB."""
+"""Methods whose loss compares statistics of views: Barlow Twins, VICReg, W-MSE, Zero-CL, ARB, EMP-SSL."""
 
 import dataclasses
 import itertools
@@ -32,3 +32,14 @@ class Redundancy(Method):
     views, batch_stats = self.embed(params, batch_stats, inputs.views)
     values = [self.contrast(*pair, axis_name=self.axis_name) for pair in itertools.combinations(views, 2)]
     return mean(values), Outputs(batch_stats, extra, {})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EMPSSL(Redundancy):
+  """EMP-SSL (Tong et al. 2023): one loss of all views, which are many small crops."""
+
+  accepts: ClassVar[Mapping[str, Callable]] = {'emp_ssl': losses.emp_ssl}
+
+  def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
+    views, batch_stats = self.embed(params, batch_stats, inputs.views)
+    return self.contrast(*views, axis_name=self.axis_name), Outputs(batch_stats, extra, {})

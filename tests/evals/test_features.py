@@ -24,12 +24,12 @@ def test_images_of_a_folder_are_identified_by_their_paths(tmp_path):
   assert features.digest({}, {'w': np.ones(2)}, folder(tmp_path, ['cat', 'dog', 'elk'])()) != first
 
 
-def mean_features(images, **choice):
+def mean_features(images, pixels, **choice):
   """(what `extractor` finds for each image, the encoder in float64)"""
   devices = Devices.choose('pmap', 1)
-  weights = np.random.default_rng(0).normal(size=(images[0].size, 5)).astype(np.float32)
+  weights = np.random.default_rng(0).normal(size=(pixels * pixels * 3, 5)).astype(np.float32)
   encode = lambda params, stats, x: {'backbone': x.reshape(len(x), -1) @ params, 'projector': x[:, 0, 0]}
-  around = features.around_image({'flip': False, 'patches': 0, 'patch': 0.5, **choice})
+  around = features.around_image({'flip': False, 'patches': 0, 'patch': 0.5, **choice}, pixels)
   apply = features.extractor(encode, lambda x: x, devices, ('backbone',), around=around)
   found = apply(*devices.replicate((weights, np.zeros(1))), *devices.shard((images, np.arange(len(images)))))
   unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
@@ -40,19 +40,19 @@ def mean_features(images, **choice):
 def test_features_may_be_those_of_an_image_and_its_mirror_image():
   images = np.random.default_rng(1).normal(size=(3, 4, 4, 3)).astype(np.float32)
   mirror = images[:, :, ::-1].copy()
-  found, encode = mean_features(images, flip=True)
+  found, encode = mean_features(images, 4, flip=True)
   np.testing.assert_allclose(found, (encode(images) + encode(mirror)) / 2, atol=1e-5)
-  np.testing.assert_allclose(mean_features(mirror, flip=True)[0], found, atol=1e-5)
+  np.testing.assert_allclose(mean_features(mirror, 4, flip=True)[0], found, atol=1e-5)
 
 
 @pytest.mark.parametrize(('count', 'places'), [(1, [2]), (2, [0, 4]), (3, [0, 2, 4])])
-@pytest.mark.parametrize('flip', [False, True])
-def test_features_may_be_those_of_crops_too(count, places, flip):
+@pytest.mark.parametrize(('flip', 'pixels'), [(False, 8), (True, 8), (True, 6)])
+def test_features_may_be_those_of_crops(count, places, flip, pixels):
   images = np.random.default_rng(1).uniform(size=(2, 8, 8, 3)).astype(np.float32)
-  found, encode = mean_features(images, patches=count, flip=flip)
-  resize = lambda channel: np.asarray(Image.fromarray(channel, 'F').resize((8, 8), Image.Resampling.BILINEAR))
+  found, encode = mean_features(images, pixels, patches=count, flip=flip)
+  resize = lambda channel: np.asarray(Image.fromarray(channel, 'F').resize((pixels, pixels), Image.Resampling.BILINEAR))
   of_image = lambda image: np.stack([resize(image[..., c].copy()) for c in range(3)], axis=-1)
   enlarged = lambda crops: np.stack([of_image(crop) for crop in crops])
-  seen = [images, *(enlarged(images[:, top : top + 4, left : left + 4]) for top in places for left in places)]
+  seen = [enlarged(images[:, top : top + 4, left : left + 4]) for top in places for left in places]
   seen += [x[:, :, ::-1] for x in seen] if flip else []
   np.testing.assert_allclose(found, np.mean([encode(x) for x in seen], axis=0), atol=1e-5)

@@ -123,6 +123,13 @@ METHODS = {
   **{name: {**REDUNDANCY, 'loss': dict(name=name)} for name in ('barlow_twins', 'vicreg', 'zero_cl', 'arb')},
   # So many features that a batch can whiten.
   'w_mse': {**REDUNDANCY, 'loss': dict(name='w_mse'), 'projector': dict(name='barlow_twins', features=(32, 4))},
+  # The default weight of the invariance is for 1024 features.
+  'emp_ssl': {
+    **REDUNDANCY,
+    'views': 3,
+    'method': dict(name='emp_ssl'),
+    'loss': dict(name='emp_ssl', invariance=20.0),
+  },
   'dino': DINO,
   'dino_multi_crop': {**DINO, 'small_crops': SMALL_CROPS},
   'swav': {**SWAV, 'method': dict(SWAV['method'], queue=8 * BATCH, queue_epochs=1)},

@@ -56,6 +56,18 @@ def zero_cl(z1, z2, kind='both', eps=0.01):
   return loss
 
 
+def emp_ssl(*views, invariance=200.0, eps=0.2):
+  """Tong et al. 2023, Eq. 1-3: the coding rate of each view, and the cosine of each view with their mean."""
+  views = [torch.nn.functional.normalize(z, dim=1) for z in views]
+  center = sum(views) / len(views)
+  loss = 0.0
+  for z in views:
+    n, d = z.shape
+    loss = loss - torch.logdet(torch.eye(d, dtype=z.dtype) + d / (n * eps) * z.T @ z) / 2
+    loss = loss - invariance * torch.nn.functional.cosine_similarity(z, center, dim=1).mean()
+  return loss / len(views)
+
+
 def arb(z1, z2, groups=1, eps=1e-5):
   """Zhang et al. 2022 (CVPR): features as rows, aligned with the nearest orthonormal base of the other view's."""
   n = len(z1)
