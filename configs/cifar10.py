@@ -160,6 +160,7 @@ VARIANTS = {
     'eval.patches': 5,
     'eval.patch': 0.5,
     'eval.flip': True,
+    'eval.batch_size': 250,
   },
   'dino': {
     'method': dict(

@@ -78,6 +78,7 @@ SWEEP = Sweep(
     Row('hard_negative_0.1', 'hard negatives (HCL), τ⁺ = 0.1', 'configs/cifar10.py:hard_negative', further=True),
     Row('isogclr', 'iSogCLR', 'configs/cifar10.py:isogclr', minutes=2.5, further=True),
     Row('fnc', 'FNC, four views', 'configs/cifar10.py:fnc', minutes=5, further=True),
+    Row('emp_ssl', 'EMP-SSL, 20 views', 'configs/cifar10.py:emp_ssl', minutes=9, further=True),
     Row('cmc_by_pairs', 'CMC, K = 4, AlexNet', 'configs/cifar10.py:cmc', CACR, minutes=3, further=True),
   ),
 )
