@@ -161,20 +161,21 @@ def emp_ssl(*views: jax.Array, invariance: float = 200.0, eps: float = 0.2, axis
   require_positive(invariance=invariance, eps=eps)
   z = normalize(jnp.stack(_views(*views, axis_name=axis_name)))
   size, dimension = _batch_size(z[0], axis_name), z.shape[2]
+  few = size <= dimension  # then Z Zᵀ, which has the same determinant, is smaller
+  if few:
+    z, axis_name = pairs.gather(z, axis_name, axis=1), None
 
   def rate(z):
-    if size > dimension:
-      moments = _covariance(z, z, axis_name)
-    else:  # Z Zᵀ has the same determinant, and is smaller
-      z = pairs.gather(z, axis_name)
-      moments = jnp.matmul(z, z.T, precision=jax.lax.Precision.HIGHEST) / size
+    moments = _covariance(z.T, z.T, None) * dimension / size if few else _covariance(z, z, axis_name)
     triangle = jnp.linalg.cholesky(jnp.eye(len(moments), dtype=z.dtype) + dimension / eps * moments)
     return jnp.sum(jnp.log(jnp.diagonal(triangle)))
 
+  # Not by jax.vmap: batched products can deadlock on a CPU that is split into devices (jax 0.10).
+  rates = jnp.stack([rate(view) for view in z])
   # The mean over the views of cos(z_v, z̄) is the length of z̄.
   center = jnp.mean(z, axis=0)
   alignment = jnp.sum(_mean(center * normalize(center), axis_name))
-  return -jnp.mean(jax.vmap(rate)(z)) - invariance * alignment
+  return -jnp.mean(rates) - invariance * alignment
 
 
 def _views(*views: jax.Array, axis_name: str | None) -> list[jax.Array]:
