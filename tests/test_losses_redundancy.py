@@ -44,19 +44,25 @@ def views(seed=0, batch=N):
   return [(z + 0.5 * rng.normal(size=z.shape)).astype(np.float32) for _ in range(2)]
 
 
+def assert_is_torch_s(at, oracle, seen):
+  """Compares (value, gradient of each view) with those of the oracle in float64.  -> the value"""
+  tensors = [torch.tensor(z, dtype=torch.float64, requires_grad=True) for z in seen]
+  expected = oracle(*tensors)
+  expected.backward()
+  value, gradients = at(*seen)
+  np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
+  for gradient, tensor in zip(gradients, tensors, strict=True):
+    np.testing.assert_allclose(gradient, tensor.grad, rtol=1e-4, atol=1e-4 * float(tensor.grad.abs().max()))
+  return value
+
+
 class OracleTest(chex.TestCase):
   @parameterized.parameters(*CASES)
   def test_value_and_gradient_are_torch_s(self, name):
     loss, oracle, parameters = CASES[name]
     z1, z2 = views()
-    tensors = [torch.tensor(z, dtype=torch.float64, requires_grad=True) for z in (z1, z2)]
-    expected = oracle(*tensors, **parameters)
-    expected.backward()
     at = jax.jit(jax.value_and_grad(functools.partial(loss, **parameters), argnums=(0, 1)))
-    value, gradients = at(z1, z2)
-    np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
-    for gradient, tensor in zip(gradients, tensors, strict=True):
-      np.testing.assert_allclose(gradient, tensor.grad, rtol=1e-4, atol=1e-4 * float(tensor.grad.abs().max()))
+    value = assert_is_torch_s(at, functools.partial(oracle, **parameters), (z1, z2))
 
     # Neither the order of the views nor that of the examples matters.
     np.testing.assert_allclose(at(z2, z1)[0], value, rtol=1e-4)
@@ -76,13 +82,7 @@ class OracleTest(chex.TestCase):
   @parameterized.parameters(2, 3, 5)
   def test_emp_ssl_takes_any_number_of_views(self, number):
     seen = [z for seed in range(number) for z in views(seed)][:number]
-    tensors = [torch.tensor(z, dtype=torch.float64, requires_grad=True) for z in seen]
-    expected = reference.emp_ssl(*tensors)
-    expected.backward()
-    value, gradients = jax.jit(jax.value_and_grad(lambda z: losses.emp_ssl(*z)))(seen)
-    np.testing.assert_allclose(value, expected.item(), rtol=1e-5)
-    for gradient, tensor in zip(gradients, tensors, strict=True):
-      np.testing.assert_allclose(gradient, tensor.grad, rtol=1e-4, atol=1e-4 * float(tensor.grad.abs().max()))
+    assert_is_torch_s(jax.jit(jax.value_and_grad(losses.emp_ssl, argnums=range(number))), reference.emp_ssl, seen)
 
   def test_refusals(self):
     z = jnp.ones((N, D))

@@ -57,7 +57,7 @@ def zero_cl(z1, z2, kind='both', eps=0.01):
 
 
 def emp_ssl(*views, invariance=200.0, eps=0.2):
-  """Tong et al. 2023, Eq. 1-3: the coding rate of each view, and the cosine of each view with their mean."""
+  """Tong et al. 2023, eps as in the authors' code: the coding rate of each view, and its cosine with their mean."""
   views = [torch.nn.functional.normalize(z, dim=1) for z in views]
   center = sum(views) / len(views)
   loss = 0.0
