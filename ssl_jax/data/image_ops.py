@@ -46,15 +46,16 @@ def _resampling(start, length, inputs, outputs, kernel, mirror):
   return weights / jnp.sum(weights, axis=1, keepdims=True)
 
 
-def _separable(rows, columns, image, *, overshoots=False):
-  """rows @ image @ columns^T for each channel. `[H', H], [W', W], [H, W, C] -> [H', W', C]`, clipped to [0, 1]."""
+def _separable(rows, columns, image, *, overshoots=False, clip=True):
+  """rows @ image @ columns^T for each channel. `[H', H], [W', W], [H, W, C] -> [H', W', C]`"""
   # HIGHEST, because TF32 would round weights and pixels to 11 bits. With the channel in the middle, both are plain
   # matrix products.
   product = functools.partial(jnp.tensordot, precision=jax.lax.Precision.HIGHEST)
   image = product(jnp.swapaxes(image, 1, 2), columns, axes=(2, 1))
-  if overshoots:
+  if overshoots and clip:
     image = jnp.clip(image, 0, 1)  # as Pillow does between columns and rows
-  return jnp.swapaxes(jnp.clip(product(rows, image, axes=(1, 0)), 0, 1), 1, 2)
+  image = product(rows, image, axes=(1, 0))
+  return jnp.swapaxes(jnp.clip(image, 0, 1) if clip else image, 1, 2)
 
 
 def crop_and_resize(
@@ -67,14 +68,18 @@ def crop_and_resize(
   *,
   flip: ArrayLike = False,
   interpolation: str = 'bilinear',
+  clip: bool = True,
 ) -> jax.Array:
-  """A box of whole pixels resized to `[size, size, C]`, then mirrored if `flip`: Pillow's `crop(...).resize(...)`."""
+  """A box of whole pixels resized to `[size, size, C]`, then mirrored if `flip`: Pillow's `crop(...).resize(...)`.
+
+  `clip` limits the result to [0, 1]. Normalised images have other values: do not clip them.
+  """
   chex.assert_rank(image, 3)
   kernel = INTERPOLATIONS[interpolation]
   top, left, height, width = (jnp.asarray(x, jnp.float32) for x in (top, left, height, width))
   rows = _resampling(top, height, image.shape[0], size, kernel, False)
   columns = _resampling(left, width, image.shape[1], size, kernel, flip)
-  return _separable(rows, columns, image, overshoots=interpolation == 'bicubic')
+  return _separable(rows, columns, image, overshoots=interpolation == 'bicubic', clip=clip)
 
 
 CROP_TRIES = 10

@@ -1,5 +1,6 @@
 """Features of a whole source, computed on all devices and extracted once for all evaluations."""
 
+import functools
 import hashlib
 import itertools
 import json
@@ -68,7 +69,8 @@ def around_image(choice: Mapping, pixels: int) -> Callable[[jax.Array], list[jax
     size, count = images.shape[1], choice['patches']
     side = max(1, round(choice['patch'] * size))
     places = [round(place) for place in np.linspace(0, size - side, count)] if count > 1 else [(size - side) // 2]
-    crop = lambda top, left: jax.vmap(lambda x: image_ops.crop_and_resize(x, top, left, side, side, pixels))(images)
+    resize = functools.partial(image_ops.crop_and_resize, size=pixels, clip=False)  # the images are normalised
+    crop = lambda top, left: jax.vmap(lambda x: resize(x, top, left, side, side))(images)
     found = [crop(*place) for place in itertools.product(places, places)] if count else [images]
     return found + ([x[:, :, ::-1] for x in found] if choice['flip'] else [])
 

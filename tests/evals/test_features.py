@@ -48,7 +48,7 @@ def test_features_may_be_those_of_an_image_and_its_mirror_image():
 @pytest.mark.parametrize(('count', 'places'), [(1, [2]), (2, [0, 4]), (3, [0, 2, 4])])
 @pytest.mark.parametrize(('flip', 'pixels'), [(False, 8), (True, 8), (True, 6)])
 def test_features_may_be_those_of_crops(count, places, flip, pixels):
-  images = np.random.default_rng(1).uniform(size=(2, 8, 8, 3)).astype(np.float32)
+  images = np.random.default_rng(1).normal(size=(2, 8, 8, 3)).astype(np.float32)  # normalised, so not within [0, 1]
   found, encode = mean_features(images, pixels, patches=count, flip=flip)
   resize = lambda channel: np.asarray(Image.fromarray(channel, 'F').resize((pixels, pixels), Image.Resampling.BILINEAR))
   of_image = lambda image: np.stack([resize(image[..., c].copy()) for c in range(3)], axis=-1)
