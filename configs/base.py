@@ -65,12 +65,12 @@ def get_config(arg: str = '') -> ConfigDict:
   config.online_probe = 0.0  # above 0, such as 0.001: train a linear classifier alongside, with this learning rate
 
   config.optimizer = ConfigDict()
-  config.optimizer.name = 'sgd'  # sgd, lars, adamw
+  config.optimizer.name = 'sgd'  # sgd, lars, adamw, muon
   config.optimizer.learning_rate = 0.06  # peak, before `scaling`
   config.optimizer.scaling = 'none'  # none; linear: learning_rate·batch/256; sqrt: learning_rate·sqrt(batch)
-  config.optimizer.momentum = 0.9  # sgd and lars
-  config.optimizer.betas = (0.9, 0.999)  # adamw
-  config.optimizer.weight_decay = 5e-4  # sgd and lars: L2 added to the gradient; adamw: decoupled
+  config.optimizer.momentum = 0.9  # sgd, lars and muon
+  config.optimizer.betas = (0.9, 0.999)  # adamw; with muon of what is not a kernel
+  config.optimizer.weight_decay = 5e-4  # sgd and lars: L2 added to the gradient; adamw and muon: decoupled
   config.optimizer.exempt = False  # no weight decay and no trust ratio for biases and norms
   config.optimizer.schedule = 'cosine'  # cosine or linear (to zero), step (times decay at each milestone), constant
   config.optimizer.warmup_epochs = 0.0  # linear warm-up from zero
@@ -112,6 +112,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.eval.cap_k = False  # no more neighbors than the smallest training class has images
   config.eval.vote = 'cosine'  # cosine: exp(s / temperature); distance: 1 / L2; majority
   config.eval.temperature = 0.1  # of the cosine vote
+  config.eval.whiten = False  # kNN also on features whitened by the training images: knn200_white
   config.eval.batch_size = 1000  # images per forward pass of an evaluation
   config.eval.linear = 'logistic'  # --mode=evaluate: logistic, ridge, or a protocol of evals/linear.py; '' for none
   config.eval.linear_during = False  # during training also the classifier `eval.linear`

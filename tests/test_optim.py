@@ -102,13 +102,68 @@ def test_adamw_exempts_biases():
   np.testing.assert_array_equal(updates['bias'], 0.0)
 
 
+def kernels():
+  """Dense kernels, two of them of one shape, and a convolution."""
+  rng, shapes = np.random.default_rng(0), {'a': (3, 4), 'b': (3, 4), 'tall': (6, 2), 'convolution': (2, 1, 3, 4)}
+  return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def orthogonalized(x):
+  """Five steps of Muon's polynomial, in float64."""
+  x = x / np.linalg.norm(x)
+  for _ in range(5):
+    x = 3.4445 * x - 4.775 * (x @ x.T @ x) + 2.0315 * (x @ x.T @ x @ x.T @ x)
+  return x
+
+
+def test_muon_matches_a_slow_loop():
+  rate, momentum, decay = 0.1, 0.9, 0.2
+  ours = train(
+    optimizers.create(section(name='muon', momentum=momentum, weight_decay=decay), lambda _: rate), kernels(), 4
+  )
+  expected = {k: v.astype(np.float64) for k, v in kernels().items()}
+  average = {k: np.zeros_like(v) for k, v in expected.items()}
+  for step in range(1, 5):
+    for name, w in expected.items():
+      g = 2 * (w - 0.3) * (1 + np.arange(w.size).reshape(w.shape))
+      average[name] = momentum * average[name] + (1 - momentum) * g
+      ahead = momentum * average[name] / (1 - momentum ** (step + 1)) + (1 - momentum) * g / (1 - momentum**step)
+      matrix = ahead.reshape(-1, w.shape[-1])
+      direction = 0.2 * math.sqrt(max(matrix.shape)) * orthogonalized(matrix).reshape(w.shape)
+      expected[name] = w - rate * (direction + decay * w)
+  chex.assert_trees_all_close(ours, jax.tree.map(np.float32, expected), rtol=1e-4, atol=1e-5)
+
+
+def test_muon_matches_torch():
+  """Without momentum, whose average torch starts differently. torch multiplies in bfloat16."""
+  params = {name: x for name, x in kernels().items() if x.ndim == 2}
+  theirs = {name: torch.tensor(x, requires_grad=True) for name, x in params.items()}
+  muon = torch.optim.Muon(theirs.values(), lr=0.1, momentum=0.0, weight_decay=0.2, adjust_lr_fn='match_rms_adamw')
+  sum(((p - 0.3) ** 2 * (1 + torch.arange(p.numel()).reshape(p.shape))).sum() for p in theirs.values()).backward()
+  muon.step()
+  ours = train(optimizers.create(section(name='muon', momentum=0.0, weight_decay=0.2), lambda _: 0.1), params, 1)
+  moved = lambda found: {name: np.asarray(x) - params[name] for name, x in found.items()}
+  chex.assert_trees_all_close(moved(ours), moved({k: x.detach() for k, x in theirs.items()}), rtol=0.05, atol=2e-3)
+
+
+def test_muon_leaves_the_rest_to_adamw():
+  params = {'network': weights(), 'temperature': {'log': np.ones((2, 2), np.float32)}}
+  loss = lambda params: quadratic(params['network']) + quadratic(params['temperature'])
+  by = {
+    name: train(optimizers.create(section(name=name), lambda _: 0.02), params, 3, loss) for name in ('muon', 'adamw')
+  }
+  others = lambda found: (found['network']['bias'], found['temperature'])
+  chex.assert_trees_all_close(others(by['muon']), others(by['adamw']), rtol=1e-6)
+  assert np.abs(by['muon']['network']['kernel'] - by['adamw']['network']['kernel']).max() > 1e-3
+
+
 def moved_by_decay(optimizer, params):
   """Whether each parameter moves although its gradient is zero."""
   update = lambda params: optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)[0]
   return jax.tree.map(lambda x: bool(np.any(x)), jax.jit(update)(params))
 
 
-NAMES = pytest.mark.parametrize('name', ['sgd', 'lars', 'adamw'])
+NAMES = pytest.mark.parametrize('name', ['sgd', 'lars', 'adamw', 'muon'])
 EXEMPT = pytest.mark.parametrize('exempt', [True, False])
 
 
@@ -205,7 +260,7 @@ def test_unknown_names_are_refused(key, value, fix):
     optimizers.learning_rate(optimizer, batch_size=8, steps_per_epoch=5, total_steps=45)
 
 
-@pytest.mark.parametrize('name', ['sgd', 'lars', 'adamw'])
+@NAMES
 def test_the_learning_rate_of_a_predictor_may_stay(name):
   """SimSiam: the predictor is trained as at a constant learning rate, everything else by the schedule."""
   settings = dict(name=name, learning_rate=0.1, weight_decay=1e-3)

@@ -32,6 +32,7 @@ LATER = {
   'eval.flip': False,
   'eval.patches': 0,
   'eval.patch': 0.75,
+  'eval.whiten': False,
   'eval.prompts': '',
   'eval.class_names': '',
   'eval.retrieval': 5000,

@@ -113,6 +113,7 @@ class _Pairs(_Images):
     'small_crops.number': 0,
     'eval.flip': False,
     'eval.patches': 0,
+    'eval.whiten': False,
     'eval.sts': '',
     'eval.transfer': '',
   }
@@ -183,6 +184,7 @@ class _Sentences(Modality):
     'eval.measures': False,
     'eval.flip': False,
     'eval.patches': 0,
+    'eval.whiten': False,
     'eval.data.name': '',
     'eval.prompts': '',
   }

@@ -84,6 +84,10 @@ def accuracies(space: Space, labels: Labels, settings: Mapping) -> tuple[dict, d
         hit = knn.hits(scores, labels.test, top)
         numbers[f'knn{k}' + (f'_top{top}' if top > 1 else '')] = scoring.percent(hit)
       predictions[f'knn{k}'] = scores.argmax(axis=1)
+    if settings['whiten']:
+      bank, queries = knn.whitened(space.train, space.test)
+      found = knn.accuracy(bank, labels.train, queries, labels.test, topk=(1,), **votes)
+      numbers |= {f'{name}_white': percent for name, percent in found.items()}
   if name := settings['linear']:
     found = linear.evaluate(name, space.train, labels.train, space.test, labels.test, seeds=settings['seeds'])
     numbers |= {'linear': found.report['top1'], 'linear_std': found.report['top1_std']}
@@ -237,7 +241,8 @@ def evaluate_features(
   Args:
     spaces: features by layer. Accuracies are those of settings['features']. Curves are those of 'projector', if there
       is one: the similarities that the loss compares.
-    settings: 'features', 'k', 'vote', 'temperature' (of the vote), 'linear' and 'seeds' of the config's `eval`.
+    settings: 'features', 'k', 'vote', 'temperature' (of the vote), 'whiten', 'linear' and 'seeds' of the config's
+      `eval`.
     loss: what the measures and curves take from the loss of the run.
 
   Returns:

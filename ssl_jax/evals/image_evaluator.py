@@ -70,8 +70,8 @@ class ImageEvaluator:
   def scores(self, state: State) -> dict[str, float]:
     """{'knn200': percent, ...} of a state on the devices.
 
-    With 'linear' if `eval.linear_during`, 'online_probe' if the run has one, and {'backbone/uniformity': ..., ...} if
-    `eval.measures`.
+    With 'knn200_white' if `eval.whiten`, 'linear' if `eval.linear_during`, 'online_probe' if the run has one, and
+    {'backbone/uniformity': ..., ...} if `eval.measures`.
     """
     choice, unreplicate = self.run.config.eval, self.run.devices.unreplicate
     needed = {choice.features} | ({'backbone'} if self.run.online_probe else set())  # a projector may be wide
@@ -80,6 +80,9 @@ class ImageEvaluator:
     space = spaces[choice.features]
     self.latest = space.train, space.test, labels.test  # for `neighbours`
     found = self._accuracy(space.train, labels.train, space.test, labels.test)
+    if choice.whiten and self.k:
+      bank, queries = knn.whitened(space.train, space.test)
+      found |= {f'{name}_white': x for name, x in self._accuracy(bank, labels.train, queries, labels.test).items()}
     if choice.linear_during and choice.linear:
       data = (space.train, labels.train, space.test, labels.test)
       found['linear'] = linear.evaluate(choice.linear, *data, seeds=choice.seeds[:1]).report['top1']

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ssl_jax.arrays import normalize
+from ssl_jax.arrays import normalize, to_float32
 from ssl_jax.evals import check, row_blocks
 from ssl_jax.evals.scoring import classes_before, percent
 from ssl_jax.registry import is_whole, require_choice, require_positive
@@ -140,6 +140,20 @@ def classify(
   for number, votes in found.items():
     check.finite(f'scores of {number} neighbours', votes, f'give another temperature than {temperature:g}')
   return found
+
+
+def whitened(bank: ArrayLike, queries: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+  """Both with the mean of the bank's unit vectors at 0 and the same variance in all directions.  [n, d], [q, d]
+
+  Directions with less than a thousandth of the largest variance are not enlarged further: they are mostly noise.
+  """
+  bank, queries = (np.asarray(normalize(to_float32(x))) for x in _inputs(bank, queries, 1))
+  mean = bank.mean(axis=0, keepdims=True)
+  bank, queries = bank - mean, queries - mean
+  variances, axes = np.linalg.eigh(np.float64(bank.T @ bank / np.float32(len(bank))))
+  scale = np.maximum(variances, max(1e-3 * variances[-1], 1e-12)) ** -0.5
+  transform = np.float32(axes * scale[None, :])
+  return bank @ transform, queries @ transform
 
 
 def hits(scores: np.ndarray, labels: np.ndarray, topk: int) -> np.ndarray:

@@ -192,7 +192,10 @@ def _duration(seconds: float) -> str:
 def _headline(run: FinishedRun) -> list[Section]:
   names = {'linear': f'linear ({run.evaluation.get("linear_protocol")}), %', 'linear_top5': 'linear, top-5, %'}
   names['finetune'] = f'{run.evaluation.get("finetune_protocol")}, %'
-  label = lambda key: names.get(key) or with_unit(key.replace('knn', 'kNN, k = ').replace('_top5', ', top-5'))
+  label = lambda key: (
+    names.get(key)
+    or with_unit(key.replace('knn', 'kNN, k = ').replace('_top5', ', top-5').replace('_white', ', whitened'))
+  )
   spread = lambda key: run.evaluation.get(f'{key}_std')
   numbers = [(label(key), Number(key, value, spread=spread(key))) for key, value in run.accuracies.items()]
   spaces = run.evaluation.get('measures', {})

@@ -100,6 +100,47 @@ def adamw(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransfo
   return for_strict_promotion(optax.adamw(schedule, b1=b1, b2=b2, **decay))
 
 
+def muon(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
+  """Muon (Jordan 2024): the momentum of a kernel is replaced by a nearly orthogonal matrix. AdamW trains all the rest.
+
+  Updates of kernels have the size of AdamW's (Liu et al. 2025), and weight decay is decoupled.
+  """
+  mask = _decay_mask(optimizer)
+  kernels = optax.chain(
+    _stacked(optimizer['momentum']),
+    optax.add_decayed_weights(optimizer['weight_decay'], mask),
+    optax.scale_by_learning_rate(schedule),
+  )
+  return for_strict_promotion(optax.partition({'kernels': kernels, 'others': adamw(optimizer, schedule)}, _kernels))
+
+
+def _kernels(params):
+  """'kernels' for the weights of dense layers and convolutions, whose last axis is the output; else 'others'."""
+  matrix = lambda p, learned: 'kernels' if learned and jnp.ndim(p) in (2, 4) else 'others'
+  return jax.tree.map(matrix, params, _learned(params))
+
+
+def _stacked(momentum: float) -> optax.GradientTransformation:
+  """Muon's direction for kernels. Those of one shape are one batch: fewer, larger products."""
+  dimensions = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
+  muon = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=lambda x: dict.fromkeys(x, dimensions))
+  matrix = lambda kernel: kernel.reshape(-1, kernel.shape[-1])
+
+  def stack(tree):
+    groups: dict[str, list] = {}
+    for kernel in map(matrix, jax.tree.leaves(tree)):
+      groups.setdefault(str(kernel.shape), []).append(kernel)
+    return {shape: jnp.stack(group) for shape, group in groups.items()}
+
+  def update(grads, state, params=None):
+    del params
+    stacks, state = muon.update(stack(grads), state)
+    rows = {shape: iter(0.2 * max(x.shape[1:]) ** 0.5 * x) for shape, x in stacks.items()}
+    return jax.tree.map(lambda g: next(rows[str(matrix(g).shape)]).reshape(g.shape), grads), state
+
+  return optax.GradientTransformation(lambda params: muon.init(stack(params)), update)
+
+
 def for_strict_promotion(adam: optax.GradientTransformation) -> optax.GradientTransformation:
   """`adam`, also under strict dtype promotion: optax raises a float to an integer power for the bias correction."""
 
@@ -120,6 +161,7 @@ OPTIMIZERS: dict[str, Callable[[Mapping, optax.Schedule], optax.GradientTransfor
   'sgd': sgd,
   'lars': lars,
   'adamw': adamw,
+  'muon': muon,
 }
 
 

@@ -411,6 +411,20 @@ def test_during_training_neighbours_vote_as_configured(tmp_path, vote, temperatu
   assert with_features(tmp_path, *found, **changes).scores(None) == {'knn3': 100 * right}
 
 
+def test_neighbours_may_also_be_found_among_whitened_features(tmp_path):
+  """The class is the sign of the last feature, which varies little."""
+  rng, labels = np.random.default_rng(0), np.arange(60) % 2
+  sign = 2 * labels[:, None] - 1
+  x = np.concatenate([rng.normal(size=(60, 2)), 0.05 * sign], axis=1).astype(np.float32)
+  found = {'backbone': from_features.Space(x[:50], x[50:])}, from_features.Labels(labels[:50], labels[50:])
+  evaluator = with_features(tmp_path, *found, **{'eval.k': (1,), 'eval.whiten': True})
+  scores = evaluator.scores(None)
+  assert scores.keys() == {'knn1', 'knn1_white'} and scores['knn1'] < scores['knn1_white']
+  settings = {**evaluator.run.config.eval, 'linear': ''}
+  numbers, _ = from_features.accuracies(found[0]['backbone'], found[1], settings)
+  assert {key: numbers[key] for key in scores} == scores
+
+
 @pytest.fixture
 def layers(tmp_path, monkeypatch):
   """layer -> (evaluator, the training image nearest to each test image in that layer)"""

@@ -160,3 +160,29 @@ def test_num_classes_too_small_is_an_error():
   with pytest.raises(ValueError, match='num_classes: 3, expected more than 4'):
     knn.classify(bank, labels, queries, k=(1,), num_classes=3)
   assert knn.classify(bank, labels, queries, k=(1,), num_classes=9)[1].shape == (41, 9)
+
+
+def test_whitened_features_vary_alike_in_all_directions():
+  rng = np.random.default_rng(0)
+  bank, queries = (rng.normal(size=(n, 6)) * [3, 2, 1, 1, 0.5, 0.5] + 0.3 for n in (4000, 5))
+  found, of_queries = knn.whitened(bank, queries)
+  np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-5)
+  np.testing.assert_allclose(found.T @ found / len(found), np.eye(6), atol=1e-3)
+  # The queries are mapped as the bank is, which alone decides the map.
+  np.testing.assert_allclose(knn.whitened(bank, bank[:5])[1], found[:5], atol=1e-5)
+  np.testing.assert_allclose(knn.whitened(bank, queries[:1])[1], of_queries[:1], atol=1e-5)
+
+
+def test_whitening_finds_classes_in_a_direction_of_little_variance():
+  rng = np.random.default_rng(0)
+  labels = np.arange(600) % 2
+  sign = 2 * labels[:, None] - 1
+  x = np.concatenate([rng.normal(size=(600, 4)), 0.15 * sign + 0.03 * rng.normal(size=(600, 1))], axis=1)
+  bank, queries = x[:500], x[500:]
+  score = lambda bank, queries: knn.accuracy(bank, labels[:500], queries, labels[500:], k=(10,), topk=(1,))['knn10']
+  assert score(*knn.whitened(bank, queries)) > score(bank, queries) + 5
+
+
+def test_whitening_survives_a_collapsed_encoder():
+  for x in knn.whitened(np.ones((8, 3)), np.ones((2, 3))):
+    assert np.isfinite(x).all()
