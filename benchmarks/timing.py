@@ -6,6 +6,7 @@ import importlib
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -129,6 +130,7 @@ class Table:
         continue
       try:
         first[name], results[name] = _sample(call, clock=clock)
+        print(f'{case}, {name}: first call {first[name]:.1f} s', file=sys.stderr, flush=True)
       except RuntimeError as error:  # out of memory, or no compiler
         if name == ours:
           raise

@@ -1,11 +1,12 @@
 """A whole SimCLR step: two views, ResNet-18 (CIFAR stem) and projector forward and backward, NT-Xent, SGD.
 
-  python -m benchmarks.train_step [--quick] [--workers=16]
+  python -m benchmarks.train_step [--quick] [--batch=128] [--workers=16]    # on a GPU, one batch size takes 2 minutes
+  python -m benchmarks.train_step --peers=compile                           # torch.compile takes as long to compile
 
 Ours augments within the step, on the device. Torch is timed on views that are already on the device, which is in its
 favour, and on views from the workers of a data loader, as users have them. bfloat16 on a GPU, float32 on a CPU.
 With lightly installed, its transform, loss and head in the same loop are one more peer.
-`--quick` is for a CPU: an eighth of ResNet-18's width, a small batch, no torch.compile, a loader without workers.
+`--quick` is for a CPU: an eighth of ResNet-18's width, a small batch, a loader without workers.
 """
 
 import os
@@ -20,6 +21,7 @@ from benchmarks import image_peers, simclr, timing
 from benchmarks.timing import torch
 from ssl_jax.data import embedded
 from ssl_jax.methods import Inputs
+from ssl_jax.registry import require_choice
 from ssl_jax.run.devices import AXIS, Devices
 from ssl_jax.run.update import scan_update
 
@@ -60,35 +62,50 @@ def assert_same_step() -> None:
   timing.assert_close((value, torch_peers.named(gradients['network'])), (expected, theirs), 1e-6)
 
 
-def main() -> None:
-  args = timing.arguments(__doc__, workers=os.cpu_count())
-  steps = 25 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched singly
-  width, batches, workers = (8, (32,), 0) if args.quick else (64, (128, 512), args.workers)
+def peers(names: list[str], config: ConfigDict, images: np.ndarray, steps: int, workers: int) -> dict:
+  """Title -> a function that makes `steps` updates, or the reason why there is none."""
+  width, batch = config.model.width, config.batch_size
   vision = timing.optional('torchvision.transforms')
   view = image_peers.torchvision_view(vision, vision.ToTensor()) if vision else image_peers.pillow_view
-  loaded = f'torch, {workers} workers, {"torchvision" if vision else "Pillow"} views'
+  titles = {
+    'torch': 'torch, views ready',
+    'compile': 'torch.compile, views ready',
+    'loader': f'torch, {workers} workers, {"torchvision" if vision else "Pillow"} views',
+    'lightly': f'lightly, {workers} workers',
+  }
+  trainer = lambda *args, **kwargs: torch_peers.trainer(config, width, *args, **kwargs)
+  make = {
+    'torch': lambda: trainer(torch_peers.ready(batch, steps)),
+    'compile': lambda: trainer(torch_peers.ready(batch, steps), compile=True),
+    'loader': lambda: trainer(torch_peers.loader(images, view, batch, workers)),
+    'lightly': lambda: torch_peers.lightly_trainer(config, width, images, batch, workers),
+  }
+
+  def peer(name):
+    if not timing.torch_runs():
+      return timing.WITHOUT_TORCH
+    if name == 'lightly' and not timing.optional('lightly'):
+      return 'lightly is not installed'
+    return make[name]()
+
+  for name in names:
+    require_choice('--peers', name, titles)
+  return {titles[name]: peer(name) for name in names}
+
+
+def main() -> None:
+  args = timing.arguments(__doc__, batch=128, workers=os.cpu_count(), peers='torch,loader,lightly')
+  steps = 25 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched singly
+  width, batch, workers = (8, 32, 0) if args.quick else (64, args.batch, args.workers)
   if timing.torch_runs():
     with jax.enable_x64(True):
       assert_same_step()
   table = timing.Table(__doc__, args.quick, 'images', rounds=5)
-  for batch in batches:
-    config = simclr.config_of(f'batch_size={batch}', f'model.width={width}')
-    images = simclr.random_images(max(10_000, steps * batch))
-    calls = {'ssl_jax, views made in the step': ours(config, images, steps)}
-    names = ('torch, views ready', 'torch.compile, views ready', loaded)
-    calls |= dict.fromkeys(names, timing.WITHOUT_TORCH)
-    peer = f'lightly, {workers} workers'
-    calls[peer] = timing.WITHOUT_TORCH if timing.optional('lightly') else 'lightly is not installed'
-    if timing.torch_runs():
-      ready = torch_peers.ready(batch, steps)
-      load = torch_peers.loader(images[: steps * batch], view, batch, workers)
-      for name, source in zip(names, (ready, ready, load), strict=True):
-        calls[name] = torch_peers.trainer(config, width, source, compile='compile' in name)
-      if timing.optional('lightly'):
-        calls[peer] = torch_peers.lightly_trainer(config, width, images[: steps * batch], batch, workers)
-    if args.quick:
-      calls[names[1]] = 'skipped with --quick: compiling takes a minute'
-    table.compare(f'{config.dtype}, batch {batch}', calls, items=steps * batch)
+  config = simclr.config_of(f'batch_size={batch}', f'model.width={width}')
+  images = simclr.random_images(max(10_000, steps * batch))
+  calls = {'ssl_jax, views made in the step': ours(config, images, steps)}
+  calls |= peers(args.peers.split(','), config, images[: steps * batch], steps, workers)
+  table.compare(f'{config.dtype}, batch {batch}', calls, items=steps * batch)
 
 
 if __name__ == '__main__':
