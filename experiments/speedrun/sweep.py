@@ -25,7 +25,6 @@ COMMON = {
   'ema': 0.999,
   'augment.size': 24,
   'augment.grey': 0.1,
-  'data.cache': 'runs/speedrun/images',
   'log.tensorboard': False,
   'checkpoint.every_minutes': 60.0,
 }
