@@ -53,9 +53,13 @@ VARIANTS = {
   'dystress': {'temperature': dict(name='cosine', tau_min=0.07, tau_max=0.2)},
   # The batch size of Lee 2025, A.4, and of most peers; the learning rate grows with it.
   'batch512': {'batch_size': 512, 'optimizer.learning_rate': 0.24},
-  # For any method: extra small views of each image, and evaluation of averaged weights.
+  # For any method: extra small views of each image, evaluation of averaged weights, and fewer epochs to an accuracy
+  # (experiments/speedrun).
   'multi_crop': {'small_crops': dict(number=4, size=16, scale=(0.05, 0.3)), 'augment.crop_scale': (0.3, 1.0)},
   'ema': {'ema': 0.999},
+  'muon': {
+    'optimizer': dict(name='muon', learning_rate=0.02, momentum=0.95, weight_decay=0.05, warmup_epochs=5.0),
+  },
   # Kukleva et al. 2023; Yeh et al. 2022 (twice); Huang et al. 2023; Wang & Isola 2020; Robinson et al. 2021.
   'kukleva': {'temperature': dict(name='cosine_schedule', tau_min=0.1, tau_max=1.0, period=400)},
   'dcl': {'loss': dict(name='decoupled'), 'temperature': TENTH},

@@ -39,18 +39,6 @@ def sgd(batch_size: int, learning_rate: float) -> dict:
   }
 
 
-def muon(batch_size: int) -> dict:
-  """Muon with the better of two settings tried."""
-  return {
-    'batch_size': batch_size,
-    'optimizer.name': 'muon',
-    'optimizer.momentum': 0.95,
-    'optimizer.learning_rate': 0.02,
-    'optimizer.weight_decay': 0.05,
-    'optimizer.warmup_epochs': 5.0,
-  }
-
-
 def attempt(name: str, title: str, epochs: int, variant: str, *changes: Mapping) -> Row:
   """An attempt of so many epochs on a variant of configs/cifar10.py ('': SimCLR)."""
   merged = {'epochs': epochs}
@@ -63,11 +51,11 @@ def attempt(name: str, title: str, epochs: int, variant: str, *changes: Mapping)
 MOMENTUM = {'method.momentum': 0.99, 'method.final_momentum': 1.0}
 FASTSIAM = {'views': 4, 'method.mean_target': True}
 ATTEMPTS = (
-  attempt('simclr_4views_muon', 'SimCLR, four views, batch 256, Muon', 100, '', {'views': 4}, muon(256)),
-  attempt('simclr_8views_muon', 'SimCLR, eight views, batch 128, Muon', 50, '', {'views': 8}, muon(128)),
-  attempt('simclr_muon', 'SimCLR, batch 512, Muon', 200, '', muon(512)),
-  attempt('byol_muon', 'BYOL, batch 256, Muon', 150, 'byol', MOMENTUM, muon(256)),
-  attempt('byol_4views_muon', 'BYOL, four views, batch 128, Muon', 80, 'byol', FASTSIAM, MOMENTUM, muon(128)),
+  attempt('simclr_4views_muon', 'SimCLR, four views, batch 256, Muon', 100, 'muon', {'views': 4, 'batch_size': 256}),
+  attempt('simclr_8views_muon', 'SimCLR, eight views, batch 128, Muon', 50, 'muon', {'views': 8}),
+  attempt('simclr_muon', 'SimCLR, batch 512, Muon', 200, 'muon', {'batch_size': 512}),
+  attempt('byol_muon', 'BYOL, batch 256, Muon', 150, 'byol,muon', MOMENTUM, {'batch_size': 256}),
+  attempt('byol_4views_muon', 'BYOL, four views, batch 128, Muon', 80, 'byol,muon', FASTSIAM, MOMENTUM),
   attempt('simclr', 'SimCLR, batch 512, SGD', 300, '', sgd(512, 0.24)),
   attempt('fastsiam', 'FastSiam, batch 128, SGD', 120, 'simsiam', FASTSIAM, sgd(128, 0.06)),
   attempt('emp_ssl', 'EMP-SSL, 20 views, batch 100, AdamW', 24, 'emp_ssl'),
