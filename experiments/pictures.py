@@ -1,4 +1,4 @@
-"""A paper's table as a figure: published numbers beside ours, which a sweep's `--table` draws; and heat maps."""
+"""A paper's table as a figure: published numbers next to ours, which a sweep's `--table` draws; and heat maps."""
 
 import pathlib
 import statistics

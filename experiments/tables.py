@@ -163,7 +163,7 @@ def _results(row: Row, finished: Mapping) -> list[dict]:
 
 
 def markdown(sweep: Sweep, finished: Mapping, name: str) -> str:
-  """The table beside the published numbers: mean ± standard deviation over seeds, '—' if not run yet.
+  """The table with the published numbers: mean ± standard deviation over seeds, '—' if not run yet.
 
   `name` is the folder of the sweep. Further rows that were not run are counted, not shown.
   """

@@ -141,7 +141,7 @@ class Stream:
 
 
 class _Plan(NamedTuple):
-  """What a reduction is, beside its arrays."""
+  """What a reduction is, apart from its arrays."""
 
   jaxpr: Any  # (s, *operands) -> (logit,) or (logit, value), of scalars; its constants are the last operands
   values: bool

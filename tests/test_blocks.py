@@ -170,7 +170,7 @@ class SameTest(chex.TestCase):
 
 class MemoryTest(absltest.TestCase):
   def memory(self, loss, queries, block):
-    """Bytes that the compiled gradient of a loss of so many queries, with as many keys, needs beside its arguments."""
+    """Bytes that the compiled gradient of a loss of so many queries and keys needs in addition to its arguments."""
 
     def mean(z):
       pos, neg, where = pairs.in_batch(*z, block=block)

@@ -16,7 +16,7 @@ from ssl_jax.evals.transfer import KINDS
 
 
 def table(first: Mapping, second: Mapping, names: Sequence[str]) -> str:
-  """The scores of two transfer.json beside each other: one line per set, then the means and the wins."""
+  """The scores of two transfer.json side by side: one line per set, then the means and the wins."""
   common = [name for name in first['sets'] if name in second['sets']]
   if not common:
     raise ValueError(f'{names[0]} and {names[1]} have no set in common: run --mode=transfer on the same sets')

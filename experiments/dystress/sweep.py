@@ -15,7 +15,7 @@ CONFIG = 'configs/cifar10.py'
 KNN, UNIFORMITY, BETWEEN = 'knn200', 'backbone/uniformity', 'backbone/inter_class_uniformity'
 RANGES = ((0.07, 0.1), (0.1, 0.2), (0.07, 0.5), (0.2, 0.5))  # tau_min, tau_max of Table 14 and Fig. 6
 SHIFTS = ((0.0, 0.5), (0.2, 0.6), (0.4, 0.7), (-0.2, 0.6), (-0.4, 0.7))  # shift, scale of Table 15
-RATES = (0.01, 0.03, 0.12, 0.24)  # learning rates beside 0.06 (Fig. 8, whose axis is not in the text: our choice)
+RATES = (0.01, 0.03, 0.12, 0.24)  # learning rates other than 0.06 (Fig. 8, whose axis is not in the text: our choice)
 
 
 def temperature(name: str, **parameters: float) -> dict:

@@ -72,7 +72,7 @@ class Modality:
     """Raises a ValueError if initial weights lack what belongs to them, such as a vocabulary."""
 
   def identity(self, source: sources.Source) -> dict[str, Any]:
-    """What ties a checkpoint to its training examples, beside their number."""
+    """What ties a checkpoint to its training examples, apart from their number."""
     return {}
 
   def files(self, source: sources.Source) -> dict[str, str]:

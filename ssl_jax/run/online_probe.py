@@ -1,4 +1,4 @@
-"""A linear classifier that learns beside the encoder and sends no gradient to it (`config.online_probe`)."""
+"""A linear classifier that is trained with the encoder and sends no gradient to it (`config.online_probe`)."""
 
 import dataclasses
 from typing import Any, TypeVar
