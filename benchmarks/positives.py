@@ -101,7 +101,7 @@ def table17(table: timing.Table, quick: bool, chosen: Sequence[tuple[str, str, i
 
 
 def measure(table: timing.Table, case: str, calls: dict[str, Callable], programs: dict[str, list]) -> None:
-  """One row per entry: seconds of the first and of other calls, MiB in addition to the arguments, ratio to the first."""
+  """A row per entry: seconds of the first and of other calls, MiB in addition to the arguments, ratio to the first."""
   memory = functools.cache(lambda name: timing.jax_memory(programs[name][0], *programs[name][1]))
   table.compare(case, calls, memory=memory)
 

@@ -175,7 +175,8 @@ def test_the_papers_main_rows_come_first():
 
 
 def test_baselines_has_every_method():
-  options_of_any_method = {'batch512', 'multi_crop', 'ema', 'long_tail', 'linear_imbalance', 'exponential_imbalance'}
+  options_of_any_method = {'batch512', 'multi_crop', 'ema', 'muon'}
+  options_of_any_method |= {'long_tail', 'linear_imbalance', 'exponential_imbalance'}
   methods_ = {row.config.partition(':')[2] or 'simclr' for row in SWEEPS['baselines'].rows}
   assert methods_ == cifar10.VARIANTS.keys() - options_of_any_method | {'simclr'}
   assert all(SWEEPS['baselines'].resolve(row, 0)['epochs'] == 30 for row in SWEEPS['baselines'].rows)
