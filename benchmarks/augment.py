@@ -49,6 +49,7 @@ def assert_same_distribution(mine: Sequence[np.ndarray], theirs: Sequence[np.nda
 
 def main() -> None:
   quick = timing.arguments(__doc__).quick
+  timing.compile_as_main()
   torch, vision = timing.torch, timing.optional('torchvision.transforms')
   views = {'Pillow, one process': pillow_view}
   if vision:

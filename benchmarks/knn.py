@@ -70,6 +70,7 @@ def assert_same_scores(similarities: np.ndarray, mine: ArrayLike, theirs: ArrayL
 
 def main() -> None:
   quick = timing.arguments(__doc__).quick
+  timing.compile_as_main()
   if torch is not None:
     torch.set_float32_matmul_precision('highest')  # some builds of torch default to TF32
   (bank, labels), (queries, _) = features(5_000 if quick else 50_000, 1), features(1_000 if quick else 10_000, 2)

@@ -90,6 +90,7 @@ def errors(queries: int = 4096) -> None:
 
 def main() -> None:
   quick = timing.arguments(__doc__).quick
+  timing.compile_as_main()
   table = timing.Table(__doc__, quick)
   for size in (256, 1024) if quick else (256, 1024, 4096):
     arrays = np.random.default_rng(0).standard_normal((2, size // 2, WIDTH), np.float32)

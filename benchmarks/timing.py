@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ssl_jax.run.devices import compile_faster
+
 # Read at the first use of the device: a peer in the same process needs device memory too.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 os.environ.setdefault('TORCHINDUCTOR_FORCE_DISABLE_CACHES', '1')  # so that the first call includes all compilation
@@ -52,6 +54,12 @@ def arguments(doc: str, **extra: int | str) -> argparse.Namespace:
   for name, default in extra.items():
     parser.add_argument(f'--{name}', type=type(default), default=default)
   return parser.parse_args()
+
+
+def compile_as_main() -> None:
+  """XLA gets the options of main.py, but no program comes from a cache. Call it before the first use of a device."""
+  compile_faster(deterministic=True)
+  jax.config.update('jax_enable_compilation_cache', False)
 
 
 def wait(result: Any) -> None:

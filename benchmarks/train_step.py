@@ -95,6 +95,7 @@ def peers(names: list[str], config: ConfigDict, images: np.ndarray, steps: int, 
 
 def main() -> None:
   args = timing.arguments(__doc__, batch=128, workers=os.cpu_count(), peers='torch,loader,lightly')
+  timing.compile_as_main()
   steps = 25 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched singly
   width, batch, workers = (8, 32, 0) if args.quick else (64, args.batch, args.workers)
   if timing.torch_runs():

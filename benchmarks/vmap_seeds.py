@@ -54,6 +54,7 @@ def assert_same_first_step(turns: Sequence[Mapping], together: Mapping) -> None:
 
 def main() -> None:
   quick = timing.arguments(__doc__).quick
+  timing.compile_as_main()
   steps = 50 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched singly
   batch, width, numbers = (8, 8, (1, 2)) if quick else (128, 64, (1, 2, 4))
   encoders = {'resnet18_cifar': (f'model.width={width}',)}
