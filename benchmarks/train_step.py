@@ -1,7 +1,7 @@
 """A whole SimCLR step: two views, ResNet-18 (CIFAR stem) and projector forward and backward, NT-Xent, SGD.
 
-  python -m benchmarks.train_step [--quick] [--batch=128] [--workers=16]    # on a GPU, one batch size takes 2 minutes
-  python -m benchmarks.train_step --peers=compile                           # torch.compile takes as long to compile
+  python -m benchmarks.train_step [--quick] [--batch=128] [--workers=16]
+  python -m benchmarks.train_step --peers=compile    # torch.compile, by itself because it takes long to compile
 
 Ours augments within the step, on the device. Torch is timed on views that are already on the device, which is in its
 favour, and on views from the workers of a data loader, as users have them. bfloat16 on a GPU, float32 on a CPU.
@@ -67,30 +67,30 @@ def peers(names: list[str], config: ConfigDict, images: np.ndarray, steps: int, 
   width, batch = config.model.width, config.batch_size
   vision = timing.optional('torchvision.transforms')
   view = image_peers.torchvision_view(vision, vision.ToTensor()) if vision else image_peers.pillow_view
-  titles = {
-    'torch': 'torch, views ready',
-    'compile': 'torch.compile, views ready',
-    'loader': f'torch, {workers} workers, {"torchvision" if vision else "Pillow"} views',
-    'lightly': f'lightly, {workers} workers',
-  }
   trainer = lambda *args, **kwargs: torch_peers.trainer(config, width, *args, **kwargs)
-  make = {
-    'torch': lambda: trainer(torch_peers.ready(batch, steps)),
-    'compile': lambda: trainer(torch_peers.ready(batch, steps), compile=True),
-    'loader': lambda: trainer(torch_peers.loader(images, view, batch, workers)),
-    'lightly': lambda: torch_peers.lightly_trainer(config, width, images, batch, workers),
+  known = {
+    'torch': ('torch, views ready', lambda: trainer(torch_peers.ready(batch, steps))),
+    'compile': ('torch.compile, views ready', lambda: trainer(torch_peers.ready(batch, steps), compile=True)),
+    'loader': (
+      f'torch, {workers} workers, {"torchvision" if vision else "Pillow"} views',
+      lambda: trainer(torch_peers.loader(images, view, batch, workers)),
+    ),
+    'lightly': (
+      f'lightly, {workers} workers',
+      lambda: torch_peers.lightly_trainer(config, width, images, batch, workers),
+    ),
   }
-
-  def peer(name):
-    if not timing.torch_runs():
-      return timing.WITHOUT_TORCH
-    if name == 'lightly' and not timing.optional('lightly'):
-      return 'lightly is not installed'
-    return make[name]()
-
+  found = {}
   for name in names:
-    require_choice('--peers', name, titles)
-  return {titles[name]: peer(name) for name in names}
+    require_choice('--peers', name, known)
+    title, make = known[name]
+    if not timing.torch_runs():
+      found[title] = timing.WITHOUT_TORCH
+    elif name == 'lightly' and not timing.optional('lightly'):
+      found[title] = 'lightly is not installed'
+    else:
+      found[title] = make()
+  return found
 
 
 def main() -> None:

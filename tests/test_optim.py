@@ -47,9 +47,13 @@ def train(optimizer, params, steps, loss=quadratic):
   return params
 
 
-def torch_trains(create, rates):
+def gradient_of_quadratic(w):
+  return 2 * (w - 0.3) * (1 + np.arange(w.size).reshape(w.shape))
+
+
+def torch_trains(create, rates, params=None):
   """`train` with torch's optimizer, one step at each learning rate."""
-  found = {name: torch.tensor(x, requires_grad=True) for name, x in weights().items()}
+  found = {name: torch.tensor(x, requires_grad=True) for name, x in (params or weights()).items()}
   optimizer = create(found.values(), lr=1.0)
   for rate in rates:
     optimizer.param_groups[0]['lr'] = rate
@@ -75,7 +79,7 @@ def test_lars_matches_a_slow_loop(exempt):
   expected = {k: v.astype(np.float64) for k, v in weights().items()}
   velocity = {k: np.zeros_like(v) for k, v in expected.items()}
   for _ in range(5):
-    grads = {k: 2 * (v - 0.3) * (1 + np.arange(v.size).reshape(v.shape)) for k, v in expected.items()}
+    grads = {k: gradient_of_quadratic(v) for k, v in expected.items()}
     for name, g in grads.items():
       w, local = expected[name], 1.0
       if name == 'kernel' or not exempt:
@@ -125,7 +129,7 @@ def test_muon_matches_a_slow_loop():
   average = {k: np.zeros_like(v) for k, v in expected.items()}
   for step in range(1, 5):
     for name, w in expected.items():
-      g = 2 * (w - 0.3) * (1 + np.arange(w.size).reshape(w.shape))
+      g = gradient_of_quadratic(w)
       average[name] = momentum * average[name] + (1 - momentum) * g
       ahead = momentum * average[name] / (1 - momentum ** (step + 1)) + (1 - momentum) * g / (1 - momentum**step)
       matrix = ahead.reshape(-1, w.shape[-1])
@@ -137,13 +141,11 @@ def test_muon_matches_a_slow_loop():
 def test_muon_matches_torch():
   """Without momentum, whose average torch starts differently. torch multiplies in bfloat16."""
   params = {name: x for name, x in kernels().items() if x.ndim == 2}
-  theirs = {name: torch.tensor(x, requires_grad=True) for name, x in params.items()}
-  muon = torch.optim.Muon(theirs.values(), lr=0.1, momentum=0.0, weight_decay=0.2, adjust_lr_fn='match_rms_adamw')
-  sum(((p - 0.3) ** 2 * (1 + torch.arange(p.numel()).reshape(p.shape))).sum() for p in theirs.values()).backward()
-  muon.step()
+  chosen = dict(momentum=0.0, weight_decay=0.2, adjust_lr_fn='match_rms_adamw')
+  theirs = torch_trains(functools.partial(torch.optim.Muon, **chosen), [0.1], params)
   ours = train(optimizers.create(section(name='muon', momentum=0.0, weight_decay=0.2), lambda _: 0.1), params, 1)
   moved = lambda found: {name: np.asarray(x) - params[name] for name, x in found.items()}
-  chex.assert_trees_all_close(moved(ours), moved({k: x.detach() for k, x in theirs.items()}), rtol=0.05, atol=2e-3)
+  chex.assert_trees_all_close(moved(ours), moved(theirs), rtol=0.05, atol=2e-3)
 
 
 def test_muon_leaves_the_rest_to_adamw():

@@ -3,8 +3,7 @@
   python -m experiments.speedrun.sweep --only=simclr_4views_muon              # one attempt, one seed
   python -m experiments.speedrun.sweep --only=simclr_4views_muon --seeds=5    # what counts: five seeds in turn
 
-README.md has the rules. Epochs are chosen so that a run takes at most 5 minutes on one H200, of which about 45 seconds
-go to reading, compiling and evaluating.
+README.md has the rules. The numbers of epochs are estimates of what fits into 5 minutes on one H200.
 """
 
 import os

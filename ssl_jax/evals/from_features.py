@@ -85,9 +85,7 @@ def accuracies(space: Space, labels: Labels, settings: Mapping) -> tuple[dict, d
         numbers[f'knn{k}' + (f'_top{top}' if top > 1 else '')] = scoring.percent(hit)
       predictions[f'knn{k}'] = scores.argmax(axis=1)
     if settings['whiten']:
-      bank, queries = knn.whitened(space.train, space.test)
-      found = knn.accuracy(bank, labels.train, queries, labels.test, topk=(1,), **votes)
-      numbers |= {f'{name}_white': percent for name, percent in found.items()}
+      numbers |= knn.white_accuracy(space.train, labels.train, space.test, labels.test, **votes)
   if name := settings['linear']:
     found = linear.evaluate(name, space.train, labels.train, space.test, labels.test, seeds=settings['seeds'])
     numbers |= {'linear': found.report['top1'], 'linear_std': found.report['top1_std']}

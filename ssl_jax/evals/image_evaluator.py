@@ -79,12 +79,11 @@ class ImageEvaluator:
     spaces, labels = self.spaces(state, layers=layers, views=choice.measures)
     space = spaces[choice.features]
     self.latest = space.train, space.test, labels.test  # for `neighbours`
-    found = self._accuracy(space.train, labels.train, space.test, labels.test)
+    data = (space.train, labels.train, space.test, labels.test)
+    found = self._accuracy(*data)
     if choice.whiten and self.k:
-      bank, queries = knn.whitened(space.train, space.test)
-      found |= {f'{name}_white': x for name, x in self._accuracy(bank, labels.train, queries, labels.test).items()}
+      found |= knn.white_accuracy(*data, **self._votes)
     if choice.linear_during and choice.linear:
-      data = (space.train, labels.train, space.test, labels.test)
       found['linear'] = linear.evaluate(choice.linear, *data, seeds=choice.seeds[:1]).report['top1']
     if self.run.online_probe and not choice.data.name:  # it predicts the classes that it was trained on
       weights = unreplicate(state.extra['probe']['weights'])
@@ -267,12 +266,13 @@ class ImageEvaluator:
       found |= {key: value for key, value in (('alpha', alpha), ('t_neg', t_neg)) if value is not None}
     return from_features.LossSettings(**found)
 
-  def _accuracy(self, bank, bank_labels, queries, labels) -> dict[str, float]:
+  @property
+  def _votes(self) -> dict[str, Any]:
     choice = self.run.config.eval
-    if not self.k:
-      return {}
-    votes = dict(k=self.k, vote=choice.vote, temperature=choice.temperature)
-    return knn.accuracy(bank, bank_labels, queries, labels, topk=(1,), **votes)
+    return dict(k=self.k, vote=choice.vote, temperature=choice.temperature)
+
+  def _accuracy(self, bank, bank_labels, queries, labels) -> dict[str, float]:
+    return knn.accuracy(bank, bank_labels, queries, labels, topk=(1,), **self._votes) if self.k else {}
 
 
 def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[str, str]) -> None:

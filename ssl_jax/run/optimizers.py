@@ -111,7 +111,7 @@ def muon(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransfor
     optax.add_decayed_weights(optimizer['weight_decay'], mask),
     optax.scale_by_learning_rate(schedule),
   )
-  return for_strict_promotion(optax.partition({'kernels': kernels, 'others': adamw(optimizer, schedule)}, _kernels))
+  return optax.partition({'kernels': kernels, 'others': adamw(optimizer, schedule)}, _kernels)
 
 
 def _kernels(params):
@@ -123,7 +123,8 @@ def _kernels(params):
 def _stacked(momentum: float) -> optax.GradientTransformation:
   """Muon's direction for kernels. Those of one shape are one batch: fewer, larger products."""
   dimensions = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
-  muon = optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=lambda x: dict.fromkeys(x, dimensions))
+  of_stacks = lambda stacks: dict.fromkeys(stacks, dimensions)
+  muon = for_strict_promotion(optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=of_stacks))
   matrix = lambda kernel: kernel.reshape(-1, kernel.shape[-1])
 
   def stack(tree):
@@ -135,20 +136,21 @@ def _stacked(momentum: float) -> optax.GradientTransformation:
   def update(grads, state, params=None):
     del params
     stacks, state = muon.update(stack(grads), state)
+    # The root mean square of AdamW's updates is about 0.2, that of an orthogonal matrix 1 / sqrt(its longer side).
     rows = {shape: iter(0.2 * max(x.shape[1:]) ** 0.5 * x) for shape, x in stacks.items()}
     return jax.tree.map(lambda g: next(rows[str(matrix(g).shape)]).reshape(g.shape), grads), state
 
   return optax.GradientTransformation(lambda params: muon.init(stack(params)), update)
 
 
-def for_strict_promotion(adam: optax.GradientTransformation) -> optax.GradientTransformation:
-  """`adam`, also under strict dtype promotion: optax raises a float to an integer power for the bias correction."""
+def for_strict_promotion(corrected: optax.GradientTransformation) -> optax.GradientTransformation:
+  """The same under strict dtype promotion: optax raises a float to an integer power for the bias correction."""
 
   def update(grads, state, params=None):
     with jax.numpy_dtype_promotion('standard'):
-      return adam.update(grads, state, params)
+      return corrected.update(grads, state, params)
 
-  return optax.GradientTransformation(adam.init, update)
+  return optax.GradientTransformation(corrected.init, update)
 
 
 def _parts(params):
