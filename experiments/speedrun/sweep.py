@@ -50,7 +50,7 @@ def attempt(name: str, title: str, epochs: int, variant: str, *changes: Mapping)
 MOMENTUM = {'method.momentum': 0.99, 'method.final_momentum': 1.0}
 FASTSIAM = {'views': 4, 'method.mean_target': True}
 ATTEMPTS = (
-  attempt('simclr_4views_muon', 'SimCLR, four views, batch 256, Muon', 100, 'muon', {'views': 4, 'batch_size': 256}),
+  attempt('simclr_4views_muon', 'SimCLR, four views, batch 256, Muon', 90, 'muon', {'views': 4, 'batch_size': 256}),
   attempt('simclr_8views_muon', 'SimCLR, eight views, batch 128, Muon', 50, 'muon', {'views': 8}),
   attempt('simclr_muon', 'SimCLR, batch 512, Muon', 200, 'muon', {'batch_size': 512}),
   attempt('byol_muon', 'BYOL, batch 256, Muon', 150, 'byol,muon', MOMENTUM, {'batch_size': 256}),
