@@ -1,6 +1,7 @@
 """SimCLR in torch as a user would write it (He et al. 2016, Chen et al. 2020). Needs torch."""
 
 import itertools
+import multiprocessing
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
@@ -92,7 +93,9 @@ def ready(batch: int, steps: int) -> Callable:
 
 def loader(images: np.ndarray, view: Callable, batch: int, workers: int, both: bool = False) -> Callable:
   """-> the same from a loader, whose workers are idle between passes, while others are timed"""
-  several = dict(persistent_workers=True, multiprocessing_context='forkserver') if workers else {}
+  server = multiprocessing.get_context('forkserver')
+  server.set_forkserver_preload([__name__, 'torchvision.transforms', 'lightly.transforms'])  # once, not by each worker
+  several = dict(persistent_workers=True, multiprocessing_context=server) if workers else {}
   cuda = timing.device() == 'cuda'
   batches = torch.utils.data.DataLoader(
     Views(images, view, both), batch, num_workers=workers, pin_memory=cuda, **several

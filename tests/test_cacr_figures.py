@@ -65,11 +65,11 @@ def test_the_benchmark_measures_the_step_of_a_config():
   """The loss of more positives takes more memory; a step of CACR on MoCo v2 runs."""
   sizes = {}
   for k in (1, 4):
-    call, program, given = positives.loss('configs/cifar10.py:cacr', f'views={k + 1}', 'batch_size=16')
-    assert len(call()) == k + 1
+    program, given = positives.loss('configs/cifar10.py:cacr', f'views={k + 1}', 'batch_size=16')
+    assert len(program(*given)) == k + 1
     sizes[k] = positives.timing.jax_memory(program, *given)
   assert sizes[4] > sizes[1]
   small = ('batch_size=8', 'model.width=2', 'model.stage_sizes=(1,)', 'data.image_size=12', 'method.queue=16')
-  call, _, _ = positives.step('configs/imagenet.py:cacr_moco_k1', 'dtype=float32', *small)
-  state, metrics = jax.device_get(call())
+  program, given = positives.step('configs/imagenet.py:cacr_moco_k1', 'dtype=float32', *small)
+  state, metrics = jax.device_get(program(*given))
   assert int(state.step) == 1 and np.isfinite(metrics['loss'])
