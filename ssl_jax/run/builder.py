@@ -21,7 +21,7 @@ from ssl_jax.data.views import Views, host_batches
 from ssl_jax.models import torch_weights
 from ssl_jax.registry import show
 from ssl_jax.run import optimizers
-from ssl_jax.run.devices import AXIS, Devices
+from ssl_jax.run.devices import AXIS, Devices, jit_once
 from ssl_jax.run.online_probe import OnlineProbe
 from ssl_jax.run.state import State, average_of
 
@@ -76,7 +76,7 @@ class Run:
   def initial_state(self) -> State:
     """The state before the first step, on the host."""
     inputs = models.example(self.method.network.encoder, self.modality.input_size(self.config))
-    params, batch_stats, extra = jax.jit(self.method.init)(jax.random.key(self.config.seed), inputs)
+    params, batch_stats, extra = jit_once(self.method.init)(jax.random.key(self.config.seed), inputs)
     if self.initial_weights:
       params, batch_stats, extra = self.method.start_from(self.initial_weights, params, batch_stats, extra)
     if self.config.ema:
@@ -84,7 +84,7 @@ class Run:
     if self.online_probe:
       features = jax.eval_shape(self.method.features, params, batch_stats, inputs)['backbone']
       extra = {**extra, 'probe': self.online_probe.init(features.shape[1])}
-    state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, jax.jit(self.optimizer.init)(params))
+    state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, jit_once(self.optimizer.init)(params))
     return jax.device_get(state)
 
   def steps_per_call(self, epoch: int) -> int:

@@ -77,6 +77,15 @@ def compile_faster(deterministic: bool) -> None:
       os.environ['XLA_FLAGS'] = f'{flags} --{flag}={str(value).lower()}'.strip()
 
 
+def jit_once(function: Callable) -> Callable:
+  """jax.jit for a function that is called once, such as an initialization: it compiles faster and runs slower.
+
+  On two CPU cores, the weights of a ResNet-18 of width 8 take 3 s to compile instead of 19 s, and have the same bits.
+  """
+  least = jax.config.read('jax_disable_most_optimizations')
+  return jax.jit(function, compiler_options=None if least else {'xla_backend_optimization_level': 1})
+
+
 @dataclasses.dataclass(frozen=True)
 class Devices:
   """The devices that share each batch, and the way a function is mapped over them."""
