@@ -1,4 +1,4 @@
-"""Every table and figure of the five papers: what it shows, the runs that belong to it, its command and its status.
+"""Every table and figure of the papers: what it shows, the runs that belong to it, its command and its status.
 
 The rows of the sweeps say which tables and figures they belong to (`Row.shows`); this file adds those that need no run.
 docs/generate.py makes the page "Reproducing the papers" of it:
@@ -20,7 +20,7 @@ from ssl_jax import config
 FOLDER = pathlib.Path(__file__).parent
 ANALYSIS = 'python -m experiments.analysis'
 
-# What was at hand where the results were made. Other data, by its name in a config, and weights, by their folder.
+# What was available where the results were made. Other data, by its name in a config, and weights, by their folder.
 HERE = ('cifar10', 'cifar100', 'sentences')
 ELSEWHERE = {
   'imagenet': 'ImageNet-1K',
@@ -46,7 +46,7 @@ class Item:
   about: str
   command: str = ''  # draws or measures it, from runs if it has any
   drawn: str = ''  # the file in experiments/ that the command writes if it needs no runs
-  needs: str = ''  # what the command needs that was not at hand
+  needs: str = ''  # what the command needs that was not available
   nothing: str = ''  # why there is nothing to run
 
 
@@ -203,7 +203,7 @@ def rows(paper: Paper, item: str) -> dict[str, list[Row]]:
 
 
 def needs(chosen: Mapping[str, Any]) -> str:
-  """What a run needs that was not at hand; '' if nothing.
+  """What a run needs that was not available; '' if nothing.
 
   >>> needs({'data': {'name': 'svhn_cropped'}, 'eval': {'data': {'name': ''}}, 'init': ''})
   'SVHN'

@@ -167,7 +167,7 @@ class Child:
       **facts,
       **clock(summary, facts['wall_seconds'], facts['side_by_side']),
       **{key: summary[key] for key in ('device', 'jax', 'peak_memory_gib')},
-      # The median: an evaluation or a neighbour on the device slows some epochs. The first call has no speed.
+      # The median: an evaluation or another run on the device slows some epochs. The first call has no speed.
       'seconds_per_epoch': round(statistics.median(seconds), 4) if seconds else None,
       'epochs': evaluation['epoch'],
       'protocol': self.sweep.protocol,

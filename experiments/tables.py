@@ -51,8 +51,8 @@ class Column:
     found = [result['metrics'].get(self.metric, result.get(self.metric)) for result in results]
     return [value for value in found if value is not None]
 
-  def show(self, value: float, sign: str = '') -> str:
-    return f'{value:{sign}.{self.digits}f}'
+  def show(self, value: float) -> str:
+    return f'{value:.{self.digits}f}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,23 +163,20 @@ def _results(row: Row, finished: Mapping) -> list[dict]:
 
 
 def markdown(sweep: Sweep, finished: Mapping, name: str) -> str:
-  """The table with the published numbers: mean ± standard deviation over seeds, '—' if not run yet.
+  """The table: mean ± standard deviation over seeds, '—' if not run yet, and the published number in brackets.
 
   `name` is the folder of the sweep. Further rows that were not run are counted, not shown.
   """
-  compared = [any(column.metric in row.published for row in sweep.rows) for column in sweep.columns]
-  head = ['row']
-  for column, both in zip(sweep.columns, compared, strict=True):
-    head += [f'{column.title}: published', 'here', 'difference'] if both else [column.title]
-  lines, waiting = [[*head, 'seeds', 'config'], ['---'] * (len(head) + 2)], 0
+  compared = {column.metric for column in sweep.columns if any(column.metric in row.published for row in sweep.rows)}
+  titles = [f'{column.title} (published)' if column.metric in compared else column.title for column in sweep.columns]
+  lines, waiting = [['row', *titles, 'seeds', 'config'], ['---'] * (len(titles) + 3)], 0
   for row in sweep.rows:
     results = _results(row, finished)
     if row.further and not results:
       waiting += 1
       continue
     cells = [f'{row.title} ({row.note})' if row.note else row.title]
-    for column, both in zip(sweep.columns, compared, strict=True):
-      cells += _cells(column, row.published.get(column.metric), column.values(results), both)
+    cells += [_cell(column, row.published.get(column.metric), column.values(results)) for column in sweep.columns]
     mode = [] if row.mode == 'train' else [f'--mode={row.mode}']
     lines.append([*cells, str(len(results)), f'`{" ".join([row.config, *mode, *flags(row.changes)])}`'])
   text = f'{sweep.protocol}\n\n' + ''.join(f'| {" | ".join(line)} |\n' for line in lines)
@@ -194,16 +191,13 @@ def flags(changes: Mapping) -> list[str]:
   return [f'--config.{key}={value}'.replace(' ', '') for key, value in changes.items()]
 
 
-def _cells(column: Column, published: float | tuple | None, values: Sequence[float], compared: bool) -> list[str]:
-  """Published, here and difference; only `here` in a column without published numbers."""
-  mean = statistics.mean(values) if values else None
-  here = column.show(mean) if values else '—'
-  here += f' ± {column.show(statistics.stdev(values))}' if len(values) > 1 else ''
+def _cell(column: Column, published: float | tuple | None, values: Sequence[float]) -> str:
+  text = column.show(statistics.mean(values)) if values else '—'
+  text += f' ± {column.show(statistics.stdev(values))}' if len(values) > 1 else ''
   if published is None:
-    return ['', here, ''] if compared else [here]
+    return text
   low, high = published if isinstance(published, tuple) else (published, published)
-  text = column.show(low) if low == high else f'{column.show(low)} to {column.show(high)}'
-  return [text, here, column.show(mean - min(max(mean, low), high), '+') if values else '—']
+  return f'{text} ({column.show(low)})' if low == high else f'{text} ({column.show(low)} to {column.show(high)})'
 
 
 def write(sweep: Sweep, folder: pathlib.Path) -> None:

@@ -330,7 +330,7 @@ def test_a_failed_run_is_reported_and_the_others_continue(place, tmp_path, capsy
     runner.main(sweep_of(tau(0.9), tau(0.1)), folder, arguments, str(tmp_path / 'stub.py'))
   assert 'tau_0.9_seed0 failed: ssl_jax: the loss is not finite at step 3' in capsys.readouterr().out
   assert [row['name'] for row in tables.read(folder / 'results.jsonl')] == ['tau_0.1']
-  assert '| 80.50 | 80.00 | -0.50 |' in (folder / 'README.md').read_text()
+  assert '| 80.00 (80.50) |' in (folder / 'README.md').read_text()
 
 
 def test_a_run_that_is_killed_names_its_log(place, tmp_path, capsys):
@@ -464,7 +464,7 @@ def test_results_of_another_config_under_a_name_are_refused(tmp_path):
     tables.done(sweep_of(tau(0.2)), tmp_path)
 
 
-def test_the_table_has_means_spreads_and_differences_and_can_be_written_twice(place):
+def test_the_table_has_means_spreads_and_published_numbers_and_can_be_written_twice(place):
   folder, _ = place
   rows = [tau(0.1), tau(0.2), tau(0.3, further=True), Row('range', 'a range', 'configs/cifar10.py:dcl')]
   rows[3].published['knn200'] = (80.4, 80.6)
@@ -474,11 +474,11 @@ def test_the_table_has_means_spreads_and_differences_and_can_be_written_twice(pl
   tables.write(sweep, folder)
   text = (folder / 'README.md').read_text()
   lines = text.splitlines()
-  assert '| row | kNN-200, %: published | here | difference | uniformity | seeds | config |' in lines
+  assert '| row | kNN-200, % (published) | uniformity | seeds | config |' in lines
   flags = '--config.temperature.tau=0.1 --config.data.path=/somewhere'
-  assert f'| τ = 0.1 | 80.50 | 80.50 ± 0.71 | +0.00 | — | 2 | `configs/cifar10.py {flags}` |' in lines
-  assert any(line.startswith('| τ = 0.2 | 80.50 | — | — | — | 0 |') for line in lines)
-  assert '| a range | 80.40 to 80.60 | 80.00 | -0.40 | — | 1 | `configs/cifar10.py:dcl` |' in lines
+  assert f'| τ = 0.1 | 80.50 ± 0.71 (80.50) | — | 2 | `configs/cifar10.py {flags}` |' in lines
+  assert any(line.startswith('| τ = 0.2 | — (80.50) | — | 0 |') for line in lines)
+  assert '| a range | 80.00 (80.40 to 80.60) | — | 1 | `configs/cifar10.py:dcl` |' in lines
   assert 'Further rows not run yet: 1. `python -m experiments.paper.sweep --list` lists them.' in lines
   assert 'All rows also use `--config.epochs=30`.' in lines
   assert text.startswith('Before.\n') and text.endswith('\nAfter.\n') and 'old' not in text
@@ -539,7 +539,7 @@ def test_a_real_run_from_the_command_to_the_table(tmp_path, monkeypatch, capsys)
   assert 0 < kept['metrics']['knn5'] <= 100 and {'linear', 'backbone/uniformity'} <= kept['metrics'].keys()
   assert (kept['device'], kept['peak_memory_gib'], kept['epochs']) == ('1 x cpu', None, 2)
   assert kept['seconds_per_epoch'] > 0 and len(kept['curves']['separation_mean']) == 11
-  assert f'| tiny | 50.00 | {kept["metrics"]["knn5"]:.2f} |' in (folder / 'README.md').read_text()
+  assert f'| tiny | {kept["metrics"]["knn5"]:.2f} (50.00) |' in (folder / 'README.md').read_text()
   assert (tmp_path / 'runs' / 'tiny_seed0' / 'checkpoints').exists()
   assert not (tmp_path / 'runs' / 'tiny_seed0' / 'features').exists()
   capsys.readouterr()

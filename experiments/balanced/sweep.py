@@ -12,7 +12,7 @@ from experiments import runner
 from experiments.tables import Column, Row, Sweep
 
 CONFIG = 'configs/cifar10.py:balanced'
-LOSSES = {'balanced': 'balanced', 'generalized_nt_xent': 'generalised NT-Xent'}
+LOSSES = {'balanced': 'balanced', 'generalized_nt_xent': 'generalized NT-Xent'}
 # The paper does not say whether its classifier sees crops and flips: both are compared with its number.
 # Figure 5 prints no numbers.
 PUBLISHED = {('balanced', 2, 4): {'knn1': 80.32, 'linear': 86.08, 'finetune': 86.08}}
@@ -75,14 +75,14 @@ def on_subset(row: Row, rule: str, item: str) -> Row:
 # On CIFAR-10, the experiments that the paper makes on ImageNet (experiments/balanced_imagenet).
 INSTEAD = (
   nt_xent('', '', {}, 'Table 1', 'Figure 3'),
-  nt_xent('_dot', ', dot product, not normalised', {'method.similarity': 'dot'}, 'Table 1'),
-  nt_xent('_euclidean', ', negative distance, not normalised', {'method.similarity': 'euclidean'}, 'Table 1'),
+  nt_xent('_dot', ', dot product, not normalized', {'method.similarity': 'dot'}, 'Table 1'),
+  nt_xent('_euclidean', ', negative distance, not normalized', {'method.similarity': 'euclidean'}, 'Table 1'),
   *(on_subset(nt_xent('', '', {}), rule, 'Table 2') for rule in ('uniform', 'long_tail')),
   *(on_subset(cell('balanced', 2, 1), rule, 'Table 5') for rule in ('uniform', 'long_tail')),
   *(
     nt_xent(f'_{name}', f', {title}', {'augment.name': f'balanced_cifar_{name}'}, 'Figure 3')
     for name, title in (
-      ('no_color', 'without colour distortion'),
+      ('no_color', 'without color distortion'),
       ('cutout', 'with cutout'),
       ('rotation', 'with rotation'),
       ('noise', 'with noise'),

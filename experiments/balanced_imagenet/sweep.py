@@ -13,11 +13,11 @@ NT_XENT, BALANCED = 'configs/imagenet.py:nt_xent', 'configs/imagenet.py:balanced
 IMAGES, LONG_TAIL = 1_281_167, 115_846
 HOURS = dict(minutes=1200)
 # Table 1, %.
-SIMILARITIES = {'dot': ('dot product, not normalised', 0.43), 'euclidean': ('negative distance, not normalised', 10.63)}
+SIMILARITIES = {'dot': ('dot product, not normalized', 0.43), 'euclidean': ('negative distance, not normalized', 10.63)}
 # Figure 3, which prints no numbers.
 AUGMENTATIONS = {
   'no_blur': 'without blur',
-  'no_color': 'without colour distortion',
+  'no_color': 'without color distortion',
   'cutout': 'with cutout',
   'rotation': 'with rotation',
   'noise': 'with noise',
@@ -66,8 +66,8 @@ SWEEP = Sweep(
   protocol=(
     'ImageNet-1K. ResNet-50, 224 pixels, 100 epochs, batch 512, learning rate 0.1 with a cosine schedule, last epoch. '
     'Linear classifier on the backbone features (2,048): LARS, learning rate 1.6 with a cosine schedule, 90 epochs, '
-    'batch 4,096, without augmentation. kNN: the same features, 200 neighbours, majority vote. Prototype bias '
-    '(Eq. 51): mean distance between the normalised embeddings of an image and of another of its class, both with the '
+    'batch 4,096, without augmentation. kNN: the same features, 200 neighbors, majority vote. Prototype bias '
+    '(Eq. 51): mean distance between the normalized embeddings of an image and of another of its class, both with the '
     'same augmentation, over the 50,000 validation images.'
   ),
   columns=(

@@ -23,7 +23,7 @@ CACR = {'optimizer.milestones': (23.25, 25.5, 27.75)}  # (155, 170, 185) of 200
 SWEEP = Sweep(
   title='Every method of the papers, CIFAR-10, 30 epochs',
   protocol=(
-    'CIFAR-10, 30 epochs, last epoch, one run training at a time. kNN: backbone features, 200 neighbours, votes '
+    'CIFAR-10, 30 epochs, last epoch, one run training at a time. kNN: backbone features, 200 neighbors, votes '
     'weighted by exp(s/0.1). Linear: logistic regression (L-BFGS) on the same features. Seconds per epoch: median '
     'over all epochs except the first. Peak memory: the most that jax held on the device, including kNN.'
   ),

@@ -293,7 +293,7 @@ SWEEP = Sweep(
     '768 images per step with one positive, 128 with four. '
     'Linear classifier on the fc7 features (4,096), used as they are unless a row says standardized: Adam, learning '
     'rate 1e-3, β 0.5 and 0.999, ×0.2 at epochs 60 and 80 of 100, batch 128, with random crops (0.2 to 1 of the area) '
-    'and flips, and again without them. kNN: the same features, 200 neighbours, votes weighted by exp(s/0.1).'
+    'and flips, and again without them. kNN: the same features, 200 neighbors, votes weighted by exp(s/0.1).'
   ),
   columns=(
     Column(LINEAR, 'linear, %'),

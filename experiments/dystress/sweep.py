@@ -152,7 +152,7 @@ SWEEP = Sweep(
   title='Dynamically Scaled Temperature in Self-Supervised Contrastive Learning (DySTreSS), CIFAR-10',
   protocol=(
     'CIFAR-10 unless a row says CIFAR-100. ResNet-18, 200 epochs, last epoch. '
-    'kNN: backbone features (512), 200 neighbours among the 50,000 training images, votes weighted by exp(s/0.1), '
+    'kNN: backbone features (512), 200 neighbors among the 50,000 training images, votes weighted by exp(s/0.1), '
     'the 10,000 test images as queries. Uniformity and inter-class uniformity: backbone features of the test images; '
     'lower is more uniform.'
   ),

@@ -136,7 +136,7 @@ SWEEP = Sweep(
   protocol=(
     'ImageNet-100 unless a row says ImageNet-1K. ResNet-50, 224 pixels, 200 epochs (ImageNet-1K: 100), batch 256, last '
     'epoch. Linear classifier on the backbone features (2,048) as they are: SGD, learning rate 0.1 with a cosine '
-    'schedule, 90 epochs, batch 256, without augmentation. kNN: the same features, 20 neighbours, votes weighted by '
+    'schedule, 90 epochs, batch 256, without augmentation. kNN: the same features, 20 neighbors, votes weighted by '
     'exp(s/0.1). Uniformity and inter-class uniformity: the same features of the validation images.'
   ),
   columns=(

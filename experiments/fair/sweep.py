@@ -156,8 +156,8 @@ def make(finished: Finished) -> Sweep:
     title='Which loss is best when each is tuned equally? CIFAR-10',
     protocol=(
       'CIFAR-10, ResNet-18, batch 512, SGD, 5 epochs of warm-up, cosine schedule, last epoch. kNN: backbone features '
-      '(512), 200 neighbours, votes weighted by exp(cosine / 0.1). Held-out images: 100 epochs on 45,000 training '
-      'images, which are also the neighbours; the other 5,000 are the queries. Test set: 200 epochs on all 50,000 '
+      '(512), 200 neighbors, votes weighted by exp(cosine / 0.1). Held-out images: 100 epochs on 45,000 training '
+      'images, which are also the neighbors; the other 5,000 are the queries. Test set: 200 epochs on all 50,000 '
       'training images; the queries are the 10,000 test images, also of the linear (logistic) classifier.'
     ),
     columns=(Column(METRIC, 'kNN-200, %'), Column('linear', 'linear, %')),

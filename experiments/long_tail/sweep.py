@@ -56,7 +56,7 @@ CIFAR100 = {
   'cosine': accuracies(29.43, 27.10),
   'cosine_0.1_0.2': accuracies(28.82, 27.32),
 }
-# The numbers of Kukleva et al. are those of their own paper, with one neighbour.
+# The numbers of Kukleva et al. are those of their own paper, with one neighbor.
 TABLE_4 = (
   Row(
     'kukleva_2000',
@@ -84,7 +84,7 @@ SWEEP = Sweep(
   protocol=(
     'CIFAR-10-LT unless a row says CIFAR-100: class c = 0 … C−1 keeps 0.01^(c/(C−1)) of its images, '
     '12,406 in total (CIFAR-100-LT: 10,847). ResNet-18, 500 epochs, last epoch. kNN: backbone features (512), 1 and '
-    '10 neighbours among these training images, votes weighted by 1/distance, the 10,000 balanced test images as '
+    '10 neighbors among these training images, votes weighted by 1/distance, the 10,000 balanced test images as '
     'queries.'
   ),
   columns=(Column('knn1', '1-NN, %'), Column('knn10', '10-NN, %')),

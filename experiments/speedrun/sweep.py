@@ -64,7 +64,7 @@ SWEEP = Sweep(
   title='The race to 90 % kNN accuracy on CIFAR-10',
   protocol=(
     'CIFAR-10, ResNet-18 trained on views of 24 pixels. kNN of the 10,000 test images among the 50,000 training images '
-    'at the last epoch: 10 neighbours, cosine similarity, majority vote. Features: backbone of the averaged weights, '
+    'at the last epoch: 10 neighbors, cosine similarity, majority vote. Features: backbone of the averaged weights, '
     'mean over the image and its mirror image (EMP-SSL: over a grid of crops and their mirror images), whitened by the '
     'training images or not. Seconds: the whole process on an otherwise idle device, from its start to its end, '
     'without a compilation cache; then the same without the time in the compiler.'
