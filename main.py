@@ -2,7 +2,7 @@
 
 python main.py --config=configs/cifar10.py:dystress --config.seed=1
 python main.py --mode=evaluate --workdir=runs/cifar10_dystress_seed=1    # or report, export
-python main.py --mode=transfer --workdir=runs/cifar10 cifar100 birds=/data/birds    # 5-shot, on other sets
+python main.py --mode=transfer --workdir=runs/cifar10 cifar100 birds=/data/birds    # 5-shot, on other datasets
 python main.py --mode=compare --workdir=runs/compared runs/cifar10 runs/cifar10_dystress_seed=1
 python main.py --mode=views --config=configs/cifar10.py
 python main.py --mode=prepare --config=configs/cifar10.py    # downloads CIFAR-10; append a file to use a local copy
@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 
 from absl import app, flags, logging
 
-# ssl_jax is imported where it is used, since that takes seconds and a wrong flag should not.
+# ssl_jax is imported where it is used: the import takes seconds, and a wrong flag should fail at once.
 
 MODES = ('train', 'evaluate', 'transfer', 'export', 'report', 'compare', 'views', 'prepare')
 CONFIG = flags.DEFINE_string('config', None, 'FILE.py[:options]; any of its keys is a flag too: --config.seed=1.')
@@ -31,17 +31,17 @@ ANY_MD5 = flags.DEFINE_bool('any_md5', False, '--mode=prepare: accept archives t
 
 
 class Command(NamedTuple):
-  """The command line, checked."""
+  """The command line, after checks."""
 
   mode: str
   config: str
   overrides: list[str]  # KEY=VALUE
   workdir: str  # '': the config's default
-  paths: list[str]  # runs of --mode=compare, archives of --mode=prepare, sets of --mode=transfer
+  paths: list[str]  # runs of --mode=compare, archives of --mode=prepare, datasets of --mode=transfer
 
 
 def parse(arguments: Sequence[str]) -> Command:
-  """The command of the flags and of `arguments`, which absl did not parse. Raises a ValueError for a mistake."""
+  """Combines the flags and `arguments`, those that absl did not parse. Raises a ValueError for a mistake."""
   overrides, paths = [], []
   rest = iter(arguments)
   for argument in rest:
@@ -124,15 +124,15 @@ def run(command: Command) -> None:
       transfer.transfer(chosen, workdir, command.paths)
     else:
       {'train': train.train, 'evaluate': evaluate.evaluate, 'views': views.draw_views}[mode](chosen, workdir)
-  except (train.Interrupted, train.Diverged):  # in all processes alike
+  except (train.Interrupted, train.Diverged):  # all processes raise these
     watch.end()
     raise
   watch.end()
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs the command line; a mistake in it ends in one line."""
-  logging.set_verbosity(logging.FATAL)  # orbax logs every file, and its errors before it raises them
+  """Runs the command line. A user's mistake is reported in one line."""
+  logging.set_verbosity(logging.FATAL)  # orbax logs every file, and logs its errors before it raises them
   try:
     run(parse(argv[1:]))
   except KeyboardInterrupt:
@@ -149,7 +149,7 @@ def main(argv: Sequence[str]) -> None:
     place = error.filename or WORKDIR.value or 'the workdir'
     _exit(f'{place} cannot be written (no space left): make room there, and the same command {_again()}')
   except ValueError as error:
-    # A mistake that this project finds is explained in one line; the error of a library keeps its traceback.
+    # An error raised by this project is reported in one line; an error raised by a library keeps its traceback.
     raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
     if not raised_in.is_relative_to(pathlib.Path(__file__).parent) or '.venv' in raised_in.parts:
       _unexplained(error)
@@ -163,20 +163,20 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _leave_to_the_main_thread() -> None:
-  """Silences threads of libraries on a full disk: the main thread gets the error too, and explains it in one line."""
+  """Silences library threads if the disk is full: the main thread gets the same error and reports it in one line."""
   in_thread, anywhere = threading.excepthook, sys.unraisablehook
 
   def known(error):
     from ssl_jax.workdir import files
 
-    return files.is_full(error) or 'Event loop is closed' in str(error)  # by orbax, when it gives up
+    return files.is_full(error) or 'Event loop is closed' in str(error)  # from orbax, after a failed write
 
   threading.excepthook = lambda given: None if known(given.exc_value) else in_thread(given)
   sys.unraisablehook = lambda given: None if known(given.exc_value) else anywhere(given)
 
 
 def _again() -> str:
-  """What the same command does after an interruption: only training has checkpoints."""
+  """What the same command does after an interruption. Only training has checkpoints."""
   return 'resumes from the last checkpoint, if there is one' if MODE.value == 'train' else 'starts again'
 
 
@@ -188,7 +188,7 @@ def _exit(message: str | Exception) -> NoReturn:
 
 
 def _unexplained(error: Exception) -> NoReturn:
-  """Raises the error of a library, unless it follows from the loss of another process, which is then named."""
+  """Raises the error of a library. If a lost process caused it, that process is reported instead."""
   watch = sys.modules.get('ssl_jax.run.watch')
   if watch and watch.active():
     time.sleep(watch.REACTION)
@@ -198,5 +198,5 @@ def _unexplained(error: Exception) -> NoReturn:
 
 if __name__ == '__main__':
   _leave_to_the_main_thread()
-  # absl does not know the config's keys: it passes them on as arguments.
+  # absl does not know the config's keys, and passes them on as arguments.
   app.run(main, flags_parser=lambda argv: flags.FLAGS(argv, known_only=True))

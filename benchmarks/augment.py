@@ -1,10 +1,10 @@
-"""Two SimCLR views (dystress_cifar) of a batch of 32-pixel images: ours, and what data loaders do.
+"""Two SimCLR views (dystress_cifar) of a batch of 32-pixel images: ours, and those of data loaders.
 
   python -m benchmarks.augment [--quick]
 
 Pillow and torchvision on Pillow images process one image at a time in one process, like one worker of a data loader.
-torchvision v2 on a batch draws one crop, one flip and one jitter for the whole batch: not the same augmentation, shown
-only for its speed.
+torchvision v2 on a batch draws one crop, one flip and one jitter for the whole batch. This is a different augmentation,
+shown only for its speed.
 """
 
 import functools
@@ -37,9 +37,9 @@ def loader(view: Callable, images: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def assert_same_distribution(mine: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> None:
-  """Compares the mean view and the second colour moments of 4,000 views of one image, up to noise and 8-bit rounding.
+  """Compares the mean view and the second color moments of 4,000 views of one image, up to noise and 8-bit rounding.
 
-  This detects a flip, crop, grey, hue or brightness that one side lacks or draws from half the range.
+  This detects a flip, crop, grayscale, hue or brightness change that one side lacks or draws from half the range.
   """
   mine, theirs = (np.concatenate(x) for x in (mine, theirs))
   moments = [np.einsum('nhwc,nhwd->cd', x, x) / x[..., 0].size for x in (mine, theirs)]

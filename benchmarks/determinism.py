@@ -1,11 +1,12 @@
-"""The same command, the same bits: two runs with separate compilation caches, and one that is killed and resumed.
+"""Does the same command give the same bits? Two runs with separate compilation caches, and one killed and resumed.
 
   python -m benchmarks.determinism [--quick] [--networks=2]
 
-Each run is a process of main.py on the embedded images. The pairs of runs with empty caches start at the same time.
-Then a third run is killed with SIGKILL after its first checkpoint and started again; images/s are its own, alone on the
-device. Bits are those of every array of the last checkpoint: weights, statistics, optimizer. `--networks=2` adds
-AlexNet. `--quick` is for a CPU: a tiny network, and no `deterministic=False`, which changes nothing there.
+Each run is a process of main.py on the embedded images. All pairs of runs start at the same time, with empty caches.
+Then, alone on the device, a third run is killed with SIGKILL after its first checkpoint and resumed; images/s is its
+speed. The bits are those of every array in the last checkpoint: weights, statistics and optimizer state.
+`--networks=2` adds AlexNet. `--quick` is for a CPU: a tiny network, and no `deterministic=False`, which changes nothing
+there.
 """
 
 import hashlib
@@ -27,11 +28,11 @@ from ssl_jax.workdir import metric_log
 from ssl_jax.workdir.checkpoints import Checkpoints
 
 ROOT = pathlib.Path(__file__).parent.parent
-NETWORKS = {'resnet18_cifar': 'simclr', 'alexnet_small': 'alexnet'}  # and their projectors
+NETWORKS = {'resnet18_cifar': 'simclr', 'alexnet_small': 'alexnet'}  # {encoder: projector}
 
 
 def start(folder: pathlib.Path, cache: pathlib.Path, overrides: Sequence[str]) -> subprocess.Popen:
-  """A training process, whose output goes to a file beside its folder."""
+  """Starts a training process. Its output goes to a file next to its folder."""
   command = [sys.executable, 'main.py', '--config=configs/quickstart.py', f'--workdir={folder}']
   command += [f'--config.{key}' for key in overrides]
   environment = os.environ | {'JAX_COMPILATION_CACHE_DIR': str(cache), 'XLA_PYTHON_CLIENT_PREALLOCATE': 'false'}
@@ -56,7 +57,7 @@ def killed(process: subprocess.Popen, folder: pathlib.Path) -> int:
 
 
 def fingerprint(folder: pathlib.Path) -> str:
-  """Of every array of the last checkpoint."""
+  """A hash of every array in the last checkpoint."""
   checkpoints = Checkpoints(folder)
   state = checkpoints.newest()
   checkpoints.close()
@@ -71,7 +72,7 @@ def losses(folder: pathlib.Path) -> list[float]:
 
 
 def cases(quick: bool, networks: int) -> dict[str, tuple[str, ...]]:
-  """The flags of each row."""
+  """{row: its config overrides}"""
   common = ('parallel.cpu_devices=1', 'eval.every_epochs=0', 'eval.at_start=False', 'eval.k=()')
   common += ('log.tensorboard=False', 'log.every_steps=10')
   if quick:
@@ -92,7 +93,7 @@ def cases(quick: bool, networks: int) -> dict[str, tuple[str, ...]]:
 
 def main() -> None:
   args = timing.arguments(__doc__, networks=1)
-  logging.set_verbosity(logging.ERROR)  # orbax names every file
+  logging.set_verbosity(logging.ERROR)  # orbax logs every file
   print(f'{__doc__.splitlines()[0]}\n{jax.devices()[0].device_kind}, jax {jax.__version__}\n')
   print('| run | two runs | largest difference of the loss | killed and resumed | images/s |\n|---|---|---|---|---|')
   chosen = cases(args.quick, args.networks)

@@ -1,9 +1,10 @@
-"""Images per second of the host pipeline: JPEGs of 500 × 375 pixels to two random crops of 224, against its workers.
+"""Images per second of the host pipeline, by number of workers: 500 × 375 JPEGs to two random crops of 224 pixels.
 
   python -m benchmarks.host_pipeline [--quick] [--workers=16]
 
-A ResNet-50 at 224 pixels takes about 3,500 images (pairs of views) per second on one H200: that is its appetite. The
-files are in memory (the page cache) after the first pass, so a disk is not measured. `--quick`: few images.
+A ResNet-50 at 224 pixels consumes about 3,500 images (pairs of views) per second on one H200. The last column is
+relative to this number. After the first pass, the files are in memory (the page cache), so the disk is not measured.
+`--quick` uses few images.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ APPETITE = 3500
 
 
 def write(folder: pathlib.Path, count: int) -> None:
-  """Smooth random pictures with some noise, about 60 kB each, as photographs are."""
+  """Writes smooth random pictures with some noise, about 60 kB each, like photographs."""
   rng = np.random.default_rng(0)
   for i in range(count):
     coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((500, 375), Image.BICUBIC)
@@ -33,7 +34,7 @@ def write(folder: pathlib.Path, count: int) -> None:
 
 
 def images_per_second(source: sources.Source, workers: int, batch: int, steps: int) -> float:
-  """Of `steps` batches after the first two, which start the workers."""
+  """Averaged over `steps` batches after the first two, which start the workers."""
   crops = (pipeline.Crop(224), pipeline.Crop(224))
   given = dict(seed=0, batch_size=batch, total_steps=steps + 2, crops=crops, num_workers=workers)
   with contextlib.closing(pipeline.batches(source, **given)) as batches:

@@ -1,11 +1,11 @@
-"""ImageNet-100 without a host pipeline: the cache of decoded images, and an epoch on images that live on the device.
+"""ImageNet-100 without a host pipeline: the cache of decoded images, and an epoch on images in device memory.
 
   python -m benchmarks.image_cache --images=126689 --size=256 --fast-fill
   python -m benchmarks.image_cache --quick    # on a CPU: few small images, a narrow network
 
-Images are generated. With --fast-fill the cache is filled with generated pixels instead of decoded JPEGs, and decoding
-is timed on --sample JPEGs of 500 × 375 pixels. The rest is what a run of configs/imagenet100.py:on_device does: check
-and map the cache, copy it to the device, and train for an epoch in one call. --folder needs room for the cache.
+Images are generated. With --fast-fill, the cache is filled with generated pixels instead of decoded JPEGs, and decoding
+is timed on --sample JPEGs of 500 × 375 pixels. The other steps are those of a run of configs/imagenet100.py:on_device:
+check and map the cache, copy it to the device, and train for an epoch in one call. --folder needs space for the cache.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Generated(sources.Source):
 
 
 def jpegs(folder: pathlib.Path, number: int) -> sources.Source:
-  """A folder of JPEGs of 500 × 375 pixels, about 80 kB each: 16 smooth pictures with some noise, over and over."""
+  """A folder of JPEGs of 500 × 375 pixels, about 80 kB each: 16 smooth pictures with some noise, repeated."""
   rng, encoded = np.random.default_rng(0), []
   for k in range(16):
     coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((500, 375), Image.Resampling.BICUBIC)

@@ -1,4 +1,4 @@
-"""The preset dystress_cifar as data loaders make it, one image at a time. No jax: workers of a loader import this."""
+"""The preset dystress_cifar as in data loaders, one image at a time. Loader workers import this, so it avoids jax."""
 
 import math
 import random

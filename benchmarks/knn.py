@@ -3,7 +3,7 @@
   python -m benchmarks.knn [--quick]
 
 `--quick` uses a tenth of them. Features start on the device, or in host memory for scikit-learn, which always runs on
-the CPU; scores end in host memory. Uniformity is over all pairs of queries; torch.pdist holds all distances at once.
+the CPU. Scores end in host memory. Uniformity is over all pairs of queries; torch.pdist stores all distances at once.
 """
 
 import functools
@@ -22,7 +22,7 @@ TIE = 1e-5  # similarities that differ by less may be ordered differently by two
 
 
 def features(number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-  """Unit vectors around the centres of ten overlapping classes, and their classes.  -> [n, 512], [n]"""
+  """Unit vectors around the centers of ten overlapping classes, and their classes.  -> [n, 512], [n]"""
   centres = np.random.default_rng(0).standard_normal((CLASSES, WIDTH), np.float32)
   rng = np.random.default_rng(seed)
   labels = rng.integers(CLASSES, size=number, dtype=np.int32)
@@ -46,7 +46,7 @@ def torch_scores(bank, labels, queries):
 
 
 def sklearn_scores(neighbors: ModuleType, bank: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> np.ndarray:
-  """By distance, where scikit-learn is fast: for unit vectors s = 1 − d² / 2.  -> [q, classes]"""
+  """Uses distances, for which scikit-learn is fast: for unit vectors s = 1 − d² / 2.  -> [q, classes]"""
   weights = lambda distance: np.exp((1 - distance**2 / 2) / TAU)
   return neighbors.KNeighborsClassifier(K, weights=weights, algorithm='brute').fit(bank, labels).predict_proba(queries)
 
@@ -56,9 +56,9 @@ def torch_uniformity(x, t: float = 2.0) -> float:
 
 
 def assert_same_scores(similarities: np.ndarray, mine: ArrayLike, theirs: ArrayLike) -> None:
-  """Compares scores up to a factor per query. Rounding may swap neighbours that tie with the k-th.
+  """Compares scores up to a factor per query. Rounding may swap neighbors that tie with the k-th.
 
-  Each tied neighbour may move its vote to another class. `similarities`: of the nearest, some more than k.  [q, >k]
+  Each swap may move a vote to another class. `similarities`: those of the nearest neighbors, some more than k, [q, >k].
   """
   votes = np.exp((similarities - similarities[:, :1]) / TAU)
   ties = (np.abs(similarities - similarities[:, K - 1 : K]) < TIE).sum(1) - 1

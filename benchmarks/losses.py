@@ -2,8 +2,8 @@
 
   python -m benchmarks.losses [--quick]
 
-On a GPU also large batches, where a block stays on the chip, beside the same blocks in plain JAX; and the error of the
-loss and of its gradient against float64, at low temperatures.
+On a GPU, large batches are timed as well: blocks that stay in on-chip memory against the same blocks in plain JAX. Then
+the errors of the loss and its gradient relative to float64 are printed, for low temperatures.
 """
 
 import functools
@@ -43,7 +43,7 @@ def torch_loss(loss: Callable, z1: np.ndarray, z2: np.ndarray) -> Callable:
 
 
 def large(table: timing.Table, queries: int, tau: temperature.Temperature, name: str) -> None:
-  """Blocks on the chip and in plain JAX, and the whole matrix and torch where they fit."""
+  """Times blocks in on-chip memory and in plain JAX, and the whole matrix and torch if they fit into memory."""
   arrays = np.random.default_rng(0).standard_normal((2, queries // 2, WIDTH), np.float32)
   z = [jnp.asarray(x) for x in arrays]
   calls, jitted = {}, {}
@@ -67,7 +67,7 @@ def large(table: timing.Table, queries: int, tau: temperature.Temperature, name:
 
 
 def errors(queries: int = 4096) -> None:
-  """Prints relative errors against float64 of blocks on the chip and in plain JAX."""
+  """Prints the errors, relative to float64, of blocks in on-chip memory and in plain JAX."""
   rng = np.random.default_rng(0)
   z = rng.standard_normal((queries // 2, WIDTH)) + 1.5 * rng.standard_normal((64, WIDTH))[np.arange(queries // 2) % 64]
   z = np.stack([z, z + 0.1 * rng.standard_normal(z.shape)])

@@ -12,7 +12,7 @@ from benchmarks import timing
 from configs import imagenet
 from ssl_jax import losses, methods, models
 
-# XLA's CPU compiler notices that recomputed values exist already and keeps them. Without this pass it behaves like
+# XLA's CPU compiler detects that recomputed values already exist, and keeps them. Without this pass, it behaves like
 # the compilers for accelerators.
 OPTIONS = {'cpu': {'xla_disable_hlo_passes': 'cse_barrier_expander'}}
 

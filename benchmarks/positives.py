@@ -2,13 +2,14 @@
 
   python -m benchmarks.positives --table=14    # on a GPU: the paper's networks and batches
   python -m benchmarks.positives --table=17
-  python -m benchmarks.positives --quick       # on a CPU: both tables with smaller networks, to see that it works
+  python -m benchmarks.positives --quick       # on a CPU: both tables with smaller networks, as a smoke test
 
 Table 14: the small AlexNet on 32 pixels, batch 128, K = 1, 2, 4, 6, 8 and 10. Table 17: MoCo v2 with a ResNet-50 on 224
 pixels, a queue of 65,536 and the batch of each method; `--methods=all` measures all eight methods instead of three, but
-each ResNet-50 takes long to compile. The paper's times are for a Tesla V100; those of Table 14 are so short that they
-may be of the loss alone. Both are measured here: the loss on embeddings that are ready, and the whole step with its
-views, forward, backward and update. Everything is compiled beforehand, so the first call includes no compilation.
+each ResNet-50 takes long to compile. The paper's times are for a Tesla V100. Those of Table 14 are so short that they
+may be for the loss alone, so this benchmark measures both for Table 14: the loss on precomputed embeddings, and the
+whole step with its views, forward, backward and update. Everything is compiled beforehand, so the first call includes
+no compilation.
 """
 
 import functools
@@ -59,7 +60,7 @@ def step(path: str, *overrides: str) -> tuple[Callable, tuple]:
 
 
 def loss(path: str, *overrides: str) -> tuple[Callable, tuple]:
-  """The same for the loss and its gradient on embeddings that are ready."""
+  """Like `step`, for the gradient of the loss on precomputed embeddings."""
   chosen = config.load(path, overrides)
   contrast = methods.parts(chosen).contrast
   views = [jax.random.normal(jax.random.key(v), (chosen.batch_size, 128)) for v in range(chosen.views)]
@@ -101,7 +102,7 @@ def table17(table: timing.Table, quick: bool, chosen: Sequence[tuple[str, str, i
 def measure(table: timing.Table, case: str, make: Callable, of: dict[str, tuple[str, ...]]) -> None:
   """A row per entry: seconds of a call, MiB in addition to the arguments, ratio to the first entry.
 
-  All programs are compiled at the same time before the first call, since one compiler leaves most CPU cores idle.
+  All programs are compiled in parallel before the first call, since one compilation leaves most CPU cores idle.
   """
 
   def compiled(arguments):

@@ -1,11 +1,11 @@
-"""An epoch of host batches (two 224-pixel crops) from tar shards, from a folder and from Parquet files, same images.
+"""An epoch of host batches (two 224-pixel crops): the same images in tar shards, in a folder and in Parquet files.
 
   python -m benchmarks.shards --path=DIR [--quick]
 
-DIR is a folder of class folders with JPEGs. They are written to a temporary folder as shards of 200 images, with a
-caption each, and as Parquet files with row groups of 100. Everything is in the page cache, and threads decode. `CPU` is
-in CPU seconds, which other processes do not change: of an epoch, and of reading every image without decoding it.
-`opened` is the time until the first image can be read. `--quick` uses 400 images and 96 pixels.
+DIR is a folder of class folders with JPEGs. They are copied to a temporary folder as files, as tar shards of 200 images
+with captions, and as Parquet files with row groups of 100. Everything is in the page cache, and threads decode. The
+`CPU` rows are in CPU seconds, which other processes do not affect: for an epoch, and for reading every image without
+decoding it. `opened` is the time until the first image can be read. `--quick` uses 400 images and 96 pixels.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ SHARD, ROWS, BATCH = 200, 100, 64
 
 
 def write_tar(path: pathlib.Path, files: Sequence[str], first: int) -> None:
-  """The files as samples with a caption, in this order."""
+  """Writes the files as samples with a caption, in this order."""
   with tarfile.open(path, 'w') as archive:
     for k, file in enumerate(files, first):
       for suffix, content in (('jpg', pathlib.Path(file).read_bytes()), ('txt', f'image {k}'.encode())):
@@ -38,7 +38,7 @@ def write_tar(path: pathlib.Path, files: Sequence[str], first: int) -> None:
 
 
 def write_parquet(path: pathlib.Path, files: Sequence[str], first: int) -> None:
-  """The same as a Hugging Face dataset."""
+  """Writes the same samples in the format of a Hugging Face dataset."""
   import pyarrow as pa
   import pyarrow.parquet as pq
 
@@ -55,13 +55,13 @@ def epoch(source: sources.Source, size: int) -> list[tuple[np.ndarray, np.ndarra
 
 
 def read(source: sources.Source) -> None:
-  """Reads every image in order, up to its header."""
+  """Reads every image in order, but decodes only its header."""
   for image in source.open(range(len(source))):
     image()
 
 
 def assert_same(mine: Sequence[tuple[np.ndarray, ...]], theirs: Sequence[tuple[np.ndarray, ...]]) -> None:
-  """The same pixels of the same image. Parquet has another order, and leaves out other images at the end."""
+  """Checks that equal indices have equal pixels. Parquet has another order, and leaves out other images at the end."""
   for (index, images), (other_index, others) in zip(mine, theirs, strict=True):
     same = index == other_index
     np.testing.assert_array_equal(images[same], others[same])
@@ -80,7 +80,7 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as folder:
     root = pathlib.Path(folder)
     (root / 'train').mkdir()
-    for k, file in enumerate(listed):  # as they are listed, so that all contestants have one order
+    for k, file in enumerate(listed):  # in the order of the list, so that all formats have the same order
       (root / 'train' / f'{k:08}.jpg').write_bytes(pathlib.Path(file).read_bytes())
     parquet = timing.optional('pyarrow.parquet')
     for number, first in enumerate(range(0, len(listed), SHARD)):

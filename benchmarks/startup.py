@@ -1,4 +1,4 @@
-"""Seconds from the command to the first trained step, with an empty and with a filled cache of compiled programs.
+"""Seconds from the command to the first trained step, with an empty and with a filled compilation cache.
 
   python -m benchmarks.startup [--quick]
 

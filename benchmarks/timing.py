@@ -1,4 +1,4 @@
-"""How the benchmarks measure time and print their tables."""
+"""Timing and tables of the benchmarks."""
 
 import argparse
 import functools
@@ -17,7 +17,7 @@ import numpy as np
 
 from ssl_jax.run.devices import compile_faster
 
-# Read at the first use of the device: a peer in the same process needs device memory too.
+# jax reads this at the first use of the device. Peers in the same process need device memory too.
 os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
 os.environ.setdefault('TORCHINDUCTOR_FORCE_DISABLE_CACHES', '1')  # so that the first call includes all compilation
 WIDTHS = (24, 42, 12, 10, 10, 24)
@@ -48,7 +48,7 @@ def torch_runs() -> bool:
 
 
 def arguments(doc: str, **extra: int | str) -> argparse.Namespace:
-  """The flags: --quick, and a flag of the type of its default for each of `extra`."""
+  """Parses the flags: --quick, and one flag for each of `extra`, with its default and the type of the default."""
   parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--quick', action='store_true', help='small sizes and few rounds, for a CPU')
   for name, default in extra.items():
@@ -57,7 +57,7 @@ def arguments(doc: str, **extra: int | str) -> argparse.Namespace:
 
 
 def compile_as_main() -> None:
-  """XLA gets the options of main.py, but no program comes from a cache. Call it before the first use of a device."""
+  """Sets the XLA options of main.py and disables the compilation cache. Call it before the first use of a device."""
   compile_faster(deterministic=True)
   jax.config.update('jax_enable_compilation_cache', False)
 
@@ -102,7 +102,7 @@ def _sample(call, times=1, clock=time.perf_counter):
 
 
 class Table:
-  """One row per contestant. `unit` is what is counted per second, such as images; without it, memory is shown."""
+  """One row per implementation. `unit` is what is counted per second, such as images; without it, memory is shown."""
 
   def __init__(self, title: str, quick: bool, unit: str = '', ratio: str = 'peer / ours', rounds: int = 7):
     self.rounds, self.unit = 3 if quick else rounds, unit
@@ -122,14 +122,14 @@ class Table:
     memory: Callable | None = None,
     clock: Callable[[], float] = time.perf_counter,
   ) -> None:
-    """Times `calls` in turns, ours first, so that other load on the machine affects all of them.
+    """Times `calls` alternately, ours first, so that other load on the machine affects all of them.
 
     Args:
       calls: a string instead of a call is the reason why there is none.
       same: asserts that our result and a peer's agree, before anything is timed; a peer that differs is not timed.
       items: the number of `unit` per call.
       memory: name -> bytes or None; called after the timing.
-      clock: what seconds are; time.process_time leaves out what other processes do.
+      clock: returns seconds; time.process_time excludes other processes.
     """
     ours, first, results, why, times = next(iter(calls)), {}, {}, {}, {}
     for name, call in calls.items():

@@ -24,7 +24,7 @@ def nt_xent(z1: torch.Tensor, z2: torch.Tensor, temperature: float = 0.5) -> tor
 
 
 class Block(nn.Module):
-  """Two 3×3 convolutions and a shortcut, in place wherever torchvision's block is."""
+  """Two 3×3 convolutions and a shortcut, with in-place operations where torchvision has them."""
 
   def __init__(self, channels, width, stride):
     super().__init__()
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 def network(width: int = 64) -> nn.Module:
-  """ResNet-18 with the CIFAR stem and SimCLR's projector; modules are named as ours."""
+  """ResNet-18 with the CIFAR stem and SimCLR's projector. Module names are the same as ours."""
   encoder = OrderedDict(conv1=nn.Conv2d(3, width, 3, 1, 1, bias=False), bn1=nn.BatchNorm2d(width), relu=nn.ReLU(True))
   channels = width
   for stage in range(4):
@@ -72,7 +72,7 @@ def named(tree: Mapping, prefix: str = '') -> dict[str, torch.Tensor]:
 
 
 class Views(torch.utils.data.Dataset):
-  """Two views of each image, made by a worker of a loader."""
+  """Two views of each image, made by a worker of a data loader."""
 
   def __init__(self, images, view, both=False):
     self.images, self.view, self.both = images, view, both  # both: a call of `view` makes two views
@@ -92,7 +92,7 @@ def ready(batch: int, steps: int) -> Callable:
 
 
 def loader(images: np.ndarray, view: Callable, batch: int, workers: int, both: bool = False) -> Callable:
-  """-> the same from a loader, whose workers are idle between passes, while others are timed"""
+  """-> like `ready`, from a data loader, whose workers are idle between passes, while others are timed"""
   server = multiprocessing.get_context('forkserver')
   server.set_forkserver_preload([__name__, 'torchvision.transforms', 'lightly.transforms'])  # once, not by each worker
   several = dict(persistent_workers=True, multiprocessing_context=server) if workers else {}
@@ -139,7 +139,7 @@ def trainer(
 
 
 def lightly_trainer(config: ConfigDict, width: int, images: np.ndarray, batch: int, workers: int) -> Callable:
-  """-> the same with lightly's transform for small images (no blur), loss and projector, end to end. Needs lightly."""
+  """-> like `trainer`, end to end with lightly's transform (no blur), loss and projector. Needs lightly."""
   from lightly.loss import NTXentLoss
   from lightly.models.modules import SimCLRProjectionHead
   from lightly.transforms import SimCLRTransform

@@ -1,11 +1,11 @@
 """A whole SimCLR step: two views, ResNet-18 (CIFAR stem) and projector forward and backward, NT-Xent, SGD.
 
   python -m benchmarks.train_step [--quick] [--batch=128] [--workers=16]
-  python -m benchmarks.train_step --peers=compile    # torch.compile, by itself because it takes long to compile
+  python -m benchmarks.train_step --peers=compile    # torch.compile, separately because it is slow to compile
 
-Ours augments within the step, on the device. Torch is timed on views that are already on the device, which is in its
-favour, and on views from the workers of a data loader, as users have them. bfloat16 on a GPU, float32 on a CPU.
-With lightly installed, its transform, loss and head in the same loop are one more peer.
+Ours augments within the step, on the device. Torch is timed on views that are already on the device, which favors it,
+and on views from the workers of a data loader, as in practice. bfloat16 on a GPU, float32 on a CPU.
+If lightly is installed, its transform, loss and head are also timed, in the same loop.
 `--quick` is for a CPU: an eighth of ResNet-18's width, a small batch, a loader without workers.
 """
 
@@ -29,7 +29,7 @@ torch_peers = timing.optional('benchmarks.torch_peers')
 
 
 def ours(config: ConfigDict, images: np.ndarray, steps: int) -> Callable:
-  """-> a function that makes `steps` updates, mapped over one device as in training"""
+  """-> a function that makes `steps` updates on one device, with the same mapping as in training"""
   devices = Devices.choose(config.parallel.map, 1)
   _, init, update = simclr.parts(config, AXIS)
   run = devices.map(scan_update(update(config.seed)), replicated=2, sharded=1, donate=(0,))
@@ -45,7 +45,7 @@ def ours(config: ConfigDict, images: np.ndarray, steps: int) -> Callable:
 
 
 def assert_same_step() -> None:
-  """Compares loss and gradients from the same weights and views, in float64: float32 rounding crosses ReLU's kinks."""
+  """Compares loss and gradients for equal weights and views, in float64: float32 rounding can flip a ReLU."""
   config = simclr.config_of('model.width=8', 'batch_size=16', 'dtype=float64')
   method, init, _ = simclr.parts(config)
   state = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float64)), init(0))
@@ -96,7 +96,7 @@ def peers(names: list[str], config: ConfigDict, images: np.ndarray, steps: int, 
 def main() -> None:
   args = timing.arguments(__doc__, batch=128, workers=os.cpu_count(), peers='torch,loader,lightly')
   timing.compile_as_main()
-  steps = 25 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched singly
+  steps = 25 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched one by one
   width, batch, workers = (8, 32, 0) if args.quick else (64, args.batch, args.workers)
   if timing.torch_runs():
     with jax.enable_x64(True):

@@ -2,9 +2,9 @@
 
   python -m benchmarks.vmap_seeds [--quick]
 
-Counts images per second of all seeds together. Each seed has its own weights, data order and augmentation either way.
-vmap over the weights turns a convolution into a grouped one. bfloat16 on a GPU, float32 on a CPU; `--quick` is for a
-CPU.
+Images per second are those of all seeds together. In both cases, each seed has its own weights, data order and
+augmentation. vmap over the weights turns a convolution into a grouped convolution. bfloat16 on a GPU, float32 on a CPU;
+`--quick` is for a CPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from ssl_jax.run.update import scan_update
 
 
 def one_by_one(run: Callable, states: Sequence[State], dataset: jax.Array, index: jax.Array) -> Callable:
-  """-> a function that makes the updates of each seed in turn"""
+  """-> a function that makes the updates of one seed after the other"""
   states = list(states)
 
   def call():
@@ -55,7 +55,7 @@ def assert_same_first_step(turns: Sequence[Mapping], together: Mapping) -> None:
 def main() -> None:
   quick = timing.arguments(__doc__).quick
   timing.compile_as_main()
-  steps = 50 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched singly
+  steps = 50 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched one by one
   batch, width, numbers = (8, 8, (1, 2)) if quick else (128, 64, (1, 2, 4))
   encoders = {'resnet18_cifar': (f'model.width={width}',)}
   encoders['alexnet_small'] = ('model.name=alexnet_small', 'projector.name=alexnet')

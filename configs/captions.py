@@ -1,11 +1,12 @@
-"""Shapes and sentences about them: CLIP on a laptop, in a few minutes.
+"""Synthetic shapes with captions: CLIP on a laptop, in a few minutes.
 
   python main.py --config=configs/captions.py:clip
 
-Images and captions are generated. An untrained model names the shape of one image in eight. A trained one names that of
-85 % or more of the test images, without a label: `zero_shot` compares an image with sentences such as "a star". Losses:
-`clip` (InfoNCE with a learned temperature), `siglip`, `cacr`, `dystress` (a cosine temperature of the similarity),
-`dcl`, `balanced`. `causal` reads the captions with the causal transformer of CLIP instead of a small BERT.
+Images and captions are generated. The metric `zero_shot` is the accuracy of naming the shape in a test image without
+labels, by comparing the image with sentences such as "a star". An untrained model names one shape in eight correctly, a
+trained one 85 % or more. Losses: `clip` (InfoNCE with a learned temperature), `siglip`, `cacr`, `dystress` (a cosine
+temperature of the similarity), `dcl`, `balanced`. `causal` encodes the captions with the causal transformer of CLIP
+instead of a small BERT.
 """
 
 from ml_collections import ConfigDict
@@ -28,7 +29,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.dtype = 'float32'
   config.steps, config.batch_size = 2000, 64
   config.views = 1
-  # No crops and no flips: captions say where the shape is, and would become wrong.
+  # No crops and no flips: captions state where the shape is, and would become wrong.
   config.augment = dict(name='none', crop=False, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
   config.model = dict(name='resnet_tiny', width=16)
   config.projector = dict(name='clip', features=(64,))

@@ -1,18 +1,18 @@
-"""CC3M: image and text together, ResNet-50, 32 epochs, batch 2,048, AdamW (CACR, Table 19).
+"""CC3M: image-text pretraining, ResNet-50, 32 epochs, batch 2,048, AdamW (CACR, Table 19).
 
   python main.py --config=configs/cc3m.py:clip --config.data.path=DIR --config.data.vocabulary=tokenizer.json \
     --workdir=runs/cc3m_clip
 
-DIR has tar shards with KEY.jpg and KEY.txt, as img2dataset writes them. tokenizer.json is CLIP's; without it the
-vocabulary is made of the most frequent words. Retrieval on the pairs of the validation shards runs during training.
-The zero-shot accuracy of the table is that of ImageNet's validation images:
+DIR has tar shards with KEY.jpg and KEY.txt, as img2dataset writes them. tokenizer.json is CLIP's; without it, the
+vocabulary consists of the most frequent words. Retrieval on the pairs of the validation shards is evaluated during
+training. The zero-shot accuracy of the table is measured on ImageNet's validation images:
 
   python main.py --mode=evaluate --workdir=runs/cc3m_clip --config.eval.data.name=imagenet2012 \
     --config.eval.data.source=tfds --config.eval.data.test_split=validation --config.eval.class_names=names.txt
 
 names.txt has a line `WNID<TAB>name` for each class. Losses: `clip` (19.2 in the table), `siglip`, `cacr` (22.7),
-`dystress`. What the paper does not print is open_clip's: weight decay, betas, a warm-up of one epoch, the crops and
-both encoders, except that the ResNet-50 is torchvision's.
+`dystress`. Settings that the paper does not report are those of open_clip: weight decay, betas, a warm-up of one epoch,
+the crops and both encoders, except that the ResNet-50 is torchvision's.
 """
 
 from ml_collections import ConfigDict

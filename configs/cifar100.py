@@ -1,15 +1,15 @@
-"""CIFAR-100, otherwise as configs/cifar10.py.
+"""CIFAR-100; otherwise the same as configs/cifar10.py.
 
   python main.py --config=configs/cifar100.py --workdir=runs/cifar100
 
-About 6 minutes on one H200.
+This takes about 6 minutes on one H200.
 """
 
 from ml_collections import ConfigDict
 
 from configs import base, cifar10
 
-# CACR, App. C: sharper weights, and CIFAR-100's own mean and standard deviation.
+# CACR, App. C: sharper weights of the negatives, and the mean and standard deviation of CIFAR-100.
 VARIANTS = {
   **cifar10.VARIANTS,
   'cacr': {**cifar10.VARIANTS['cacr'], 'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0)},

@@ -1,12 +1,13 @@
-"""Fine-tuning of an encoder that was pretrained on ImageNet: DySTreSS, Table 11 and A.2.
+"""Fine-tuning of an encoder pretrained on ImageNet (DySTreSS, Table 11 and A.2).
 
   python main.py --mode=export --workdir=RUN
   python main.py --mode=evaluate --config=configs/finetune.py:mhist --config.data.path=/data/mhist \
     --config.init=RUN/export/model.safetensors --workdir=runs/mhist
 
 The first command writes the ResNet-50 of a run of configs/imagenet.py as RUN/export/model.safetensors; torchvision's
-weights work too. The second trains it with a linear classifier, 50 epochs at batch 128, and tests it. A set is a folder
-with train and val or test, each with one folder per class, or a tfds set (CIFAR-10, CIFAR-100, Flowers).
+weights work, too. The second fine-tunes it with a linear classifier for 50 epochs at batch 128, and tests it. A dataset
+is a folder with train and val or test, each with one folder per class, or a tfds dataset (CIFAR-10, CIFAR-100,
+Flowers).
 """
 
 from ml_collections import ConfigDict
@@ -19,20 +20,22 @@ def folder(name, **more):
 
 
 def binary(name, weight):
-  """Two classes; the second by name is the positive one."""
+  """A dataset with two classes; the second one by name is the positive class."""
   return folder(name, **{'eval.class_weights': (1.0, weight), 'eval.finetune_learning_rate': 1.0})
 
 
-# A.2 prints the weights and the learning rates. Class weights are in the order of the names of the class folders.
+# A.2 reports the class weights and learning rates. Class weights are in the order of the names of the class folders.
 VARIANTS = {
-  # Folders negative and positive; benign and malignant; HP and SSA.
+  # Class folders: negative and positive.
   'mura': binary('mura', 0.7097),
+  # Class folders: benign and malignant.
   'isic2016': binary('isic2016', 4.24),
+  # Class folders: HP and SSA.
   'mhist': binary('mhist', 2.45),
-  # Folders adenocarcinoma, adenoma, normal and serrated; the paper prints the weights of normal, serrated,
-  # adenocarcinoma and adenoma.
+  # Class folders: adenocarcinoma, adenoma, normal and serrated. The paper lists the weights in another order: normal,
+  # serrated, adenocarcinoma and adenoma.
   'chaoyang': folder('chaoyang', **{'eval.class_weights': (1.0, 2.114, 1.264, 1.667)}),
-  # No class weights: the classes have equally many training images, so the default weights are 1.
+  # No class weights: all classes have the same number of training images, so the default weights are 1.
   'cifar10': {'data.name': 'cifar10'},
   'cifar100': {'data.name': 'cifar100'},
   'flowers': {'data.name': 'oxford_flowers102'},

@@ -1,10 +1,10 @@
-"""Your own images: a folder DIR with class folders, with or without train and val, or with images only; SimCLR.
+"""SimCLR on your own images: a folder DIR with class folders, with or without train and val, or with images only.
 
   python main.py --config=configs/folder.py --config.data.path=DIR
 
-for a laptop: a small ResNet on 64 pixels, 100 epochs. `:gpu` is a ResNet-50 on 224 pixels for one GPU. Where DIR has no
-train and val (or test), a tenth of each class is held out for testing. Images without class folders have no labels:
-`:unlabeled` trains without kNN. The set is named after its folder. See docs/your_images.md.
+The default is for a laptop: a small ResNet on 64 pixels, 100 epochs. `:gpu` is a ResNet-50 on 224 pixels for one GPU.
+If DIR has no train and val (or test), a tenth of each class is held out for testing. Images without class folders have
+no labels: `:unlabeled` trains without kNN. The dataset is named after its folder. See docs/your_images.md.
 """
 
 from ml_collections import ConfigDict
@@ -27,7 +27,7 @@ VARIANTS = {
     'eval.crop': 0.875,
     'eval.batch_size': 500,
   },
-  # Nothing to test on: all images are for training.
+  # Without labels there is nothing to test, so all images are used for training.
   'unlabeled': {'data.held_out': 0.0, 'eval.k': (), 'eval.linear': ''},
 }
 
@@ -37,10 +37,10 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.source, config.data.name = 'folder', ''  # '': named after data.path
   config.data.train_split = config.data.test_split = 'auto'
   config.data.held_out = 0.1
-  config.data.image_size, config.data.stored_size = 64, 128  # crops of 0.2 to 1 of the area are not enlarged much
+  config.data.image_size, config.data.stored_size = 64, 128  # crops of 0.2 to 1 of the area need little upsampling
   config.dtype = 'float32'
   config.epochs, config.batch_size = 100, 64
-  config.augment = dict(name='moco_v2', blur=0.0)  # a blur of 2 pixels hides much of an image of 64
+  config.augment = dict(name='moco_v2', blur=0.0)  # a blur of 2 pixels would hide much of a 64-pixel image
   config.model = dict(name='resnet_tiny')
   config.projector = dict(name='simclr', features=(128, 128))
   config.optimizer.learning_rate = 0.1

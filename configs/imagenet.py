@@ -4,8 +4,8 @@
 
 `data.path` holds `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG`, or a prepared tfds `imagenet2012`; an empty path is the
 default tfds folder. Host workers decode and crop: set `data.workers` to the number of cores. The variants are the
-papers' recipes at this scale. `--mode=evaluate` trains linear classifiers on features of unaugmented images. The
-papers' classifiers see crops and flips, which reads all images in each epoch: `--config.eval.finetune=linear`.
+papers' recipes at this scale. `--mode=evaluate` trains linear classifiers on features of unaugmented images. The papers
+train them on random crops and flips, which reads all images in each epoch: set `--config.eval.finetune=linear`.
 """
 
 from ml_collections import ConfigDict
@@ -40,9 +40,9 @@ CACR_MOCO = {
   'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0, stop_positive_weights=True),
   'temperature': NONE,
 }
-# Chen, Xie & He 2021, for the epochs of CACR's Table 18. A ResNet-50 has the settings of the authors' code for 1,000
-# epochs, the nearest number that they print (for 300 epochs: weight decay 1e-6 and momentum 0.99), and its tau. Each
-# step has 4,096 images, which takes many devices; the learning rate follows `batch_size`.
+# MoCo v3 (Chen, Xie & He 2021), with the epochs of CACR's Table 18. For a ResNet-50, tau and other settings are from
+# the authors' code for 1,000 epochs, the closest number for which it has any (for 300 epochs: weight decay 1e-6 and
+# momentum 0.99). Each step has 4,096 images, which needs many devices; the learning rate scales with `batch_size`.
 MOCO_V3 = {
   'batch_size': 4096,
   'epochs': 800,
@@ -71,7 +71,7 @@ MOCO_V3_VIT = {
 
 
 def cacr_v3(recipe):
-  """CACR with K = 4 positives per query on MoCo v3. Table 18 prints no K, t⁺ or t⁻: these are those of MoCo v2."""
+  """CACR with K = 4 positives per query on MoCo v3. Table 18 gives no K, t⁺ or t⁻; these are the values for MoCo v2."""
   return {
     **recipe,
     'views': 5,
@@ -81,15 +81,16 @@ def cacr_v3(recipe):
   }
 
 
-# DySTreSS Tables 1 and 2 compare with lightly's benchmark; these are its learning rates. Its LARS uses another learning
-# rate for the biases and norms of Barlow Twins, and applies the momentum before the learning rate; ours does neither.
+# DySTreSS Tables 1 and 2 compare with lightly's benchmark, from which the learning rates are taken. lightly's LARS uses
+# another learning rate for the biases and norms of Barlow Twins, and applies momentum before the learning rate. Ours
+# does neither.
 BYOL = {
   'temperature': NONE,
   'augment': dict(name='byol_1'),
   'augment_other': dict(blur=0.1, solarize=0.2),
   'optimizer': dict(scaling='linear', learning_rate=0.2),
 }
-# Barlow Twins. The other methods of DySTreSS Table 8 use its views and optimizer.
+# Barlow Twins. The other methods of DySTreSS Table 8 use the same views and optimizer.
 REDUNDANCY = {
   **BYOL,
   'method': dict(name='redundancy'),
@@ -109,8 +110,8 @@ VARIANTS = {
   'dcl': {'loss': dict(name='decoupled'), 'temperature': dict(name='constant', tau=0.1)},
   'dclw': {'loss': dict(name='decoupled_weighted', sigma=0.5), 'temperature': dict(name='constant', tau=0.1)},
   'macl': {'loss': dict(name='macl', tau0=0.1, alpha=0.5), 'temperature': NONE},
-  # One period is the whole training. In Kukleva's code it is 400 epochs: these runs would see half of it or less, and
-  # the temperature would only fall. DySTreSS prints neither the period nor the epochs of Table 5.
+  # One period is the length of training. In Kukleva's code it is 400 epochs: these runs would cover half of it or less,
+  # and the temperature would only fall. DySTreSS reports neither the period nor the epochs of Table 5.
   'kukleva': {'temperature': dict(name='cosine_schedule', tau_min=0.1, tau_max=1.0)},
   'byol': {
     **BYOL,
@@ -130,17 +131,20 @@ VARIANTS = {
     'projector': dict(name='vicreg'),
     'loss': dict(name='vicreg', variance=12.5),
   },
-  # Zhang et al. 2022 (twice) and Ermolov et al. 2021, with the widths of Table 8, except W-MSE: the 128 images of a
-  # batch cannot whiten the 256 features that the table prints; solo-learn, whose numbers the table repeats, has 64.
+  # Zero-ICL (Zhang et al. 2022), with the width of DySTreSS Table 8.
   'zero_icl': {**REDUNDANCY, 'projector': _head(2048, 2048, 256), 'loss': dict(name='zero_cl', kind='instance')},
+  # Zero-FCL (Zhang et al. 2022), with the width of DySTreSS Table 8.
   'zero_fcl': {**REDUNDANCY, 'projector': _head(2048, 2048, 2048), 'loss': dict(name='zero_cl', kind='feature')},
+  # Zero-CL (Zhang et al. 2022), with the width of DySTreSS Table 8.
   'zero_cl': {**REDUNDANCY, 'projector': _head(2048, 2048, 2048), 'loss': dict(name='zero_cl')},
+  # W-MSE (Ermolov et al. 2021). A batch of 128 images cannot whiten the 256 features of DySTreSS Table 8, so the width
+  # is 64, as in solo-learn, whose numbers the table repeats.
   'w_mse': {**REDUNDANCY, 'projector': _head(1024, 64), 'loss': dict(name='w_mse')},
+  # ARB (Zhang et al. 2022), with the width of DySTreSS Table 8.
   'arb': {**REDUNDANCY, 'projector': _head(2048, 2048, 2048), 'loss': dict(name='arb')},
-  # DySTreSS Table 8; with any of the above.
+  # The epochs and batch size of DySTreSS Table 8; combine with any variant above.
   'epochs400': {'epochs': 400, 'batch_size': 128},
-  # Combine with multi_crop: Caron et al. 2020 at batch 256, and Caron et al. 2021 for a ResNet-50. The latter blurs
-  # half of the small crops; ours blurs them like the first view.
+  # SwAV (Caron et al. 2020) at batch 256; combine with multi_crop.
   'swav': {
     'method': dict(name='swav', queue=3840, queue_epochs=15),
     'projector': dict(name='swav'),
@@ -148,6 +152,8 @@ VARIANTS = {
     'temperature': dict(name='constant', tau=0.1),
     'optimizer': dict(scaling='linear', learning_rate=0.6),
   },
+  # DINO (Caron et al. 2021) for a ResNet-50; combine with multi_crop. The authors blur half of the small crops; here
+  # they are blurred like the first view.
   'dino': {
     'augment': BYOL['augment'],
     'augment_other': BYOL['augment_other'],
@@ -158,13 +164,15 @@ VARIANTS = {
     'optimizer': dict(name='sgd', scaling='linear', learning_rate=0.03, weight_decay=1e-4),
   },
   'multi_crop': {'small_crops': dict(number=6, size=96, scale=(0.05, 0.14)), 'augment.crop_scale': (0.14, 1.0)},
-  # Lee 2025, A.3: NT-Xent, and the balanced loss.
+  # Lee 2025, A.3: NT-Xent.
   'nt_xent': {**LEE, 'temperature': dict(name='constant', tau=0.5)},
+  # Lee 2025, A.3: the balanced loss.
   'balanced': {**LEE, 'loss': dict(name='balanced', alpha=4.0, lam=2.0), 'temperature': NONE},
-  # CACR C.2: MoCo v2, and CACR on it with four positives or one.
+  # CACR C.2: MoCo v2.
   'moco': {**MOCO, 'views': 2, 'loss': dict(name='info_nce'), 'temperature': dict(name='constant', tau=0.2)},
-  # Its baselines on MoCo v2 (Table 15), with the settings of the authors' code that the paper does not print. Wang &
-  # Isola weight alignment by 3: a third of that loss needs three times the learning rate and a third of the decay.
+  # A baseline of CACR on MoCo v2 (Table 15); settings that the paper does not report are from the authors' code. Wang &
+  # Isola weight alignment by 3. The loss here is a third of theirs, so it has three times the learning rate and a third
+  # of the weight decay.
   'align_uniform_moco': {
     **MOCO,
     'views': 2,
@@ -173,13 +181,16 @@ VARIANTS = {
     'temperature': NONE,
     'optimizer': dict(SGD, learning_rate=0.09, weight_decay=1e-4 / 3),
   },
+  # A baseline of CACR on MoCo v2 (Table 15); settings that the paper does not report are from the authors' code.
   'hard_negative_moco': {
     **MOCO,
     'views': 2,
     'loss': dict(name='hard_negative', beta=1.0, tau_plus=0.1),
     'temperature': dict(name='constant', tau=0.5),
   },
+  # CACR C.2: CACR on MoCo v2 with four positives.
   'cacr_moco': {**CACR_MOCO, 'views': 5},
+  # CACR C.2: CACR on MoCo v2 with one positive.
   'cacr_moco_k1': {**CACR_MOCO, 'views': 2},
   # CACR C.2, "the main experiments", and Table 18: MoCo v3 with a ResNet-50 and with a ViT-B/16, and CACR on both.
   'moco_v3': MOCO_V3,
@@ -194,9 +205,8 @@ VARIANTS = {
     'loss': dict(name='info_nce'),
     'temperature': dict(name='constant', tau=0.07),
   },
-  # Methods of CACR Tables 4, 16 and 18: Chen & He 2021 with their batch of 512 halved as in Table 4, Chen et al. 2020
-  # (SimCLR v2), and Huynh et al. 2022 with the settings of their code: ten views of full size, a memory of 16 batches.
-  # Their views also have RandAugment, ours do not. Four thousand images with ten views take several hosts.
+  # Baselines of CACR Tables 4, 16 and 18: `simsiam`, `simclr_v2` and `fnc`. SimSiam (Chen & He 2021) has half of the
+  # authors' batch size of 512, as in Table 4.
   'simsiam': {
     'batch_size': 256,
     'augment': dict(name='moco_v2'),
@@ -208,6 +218,7 @@ VARIANTS = {
     'optimizer': dict(SGD, learning_rate=0.05, scaling='linear', fixed_predictor=True),
     'eval.linear': 'imagenet_lars',
   },
+  # SimCLR v2 (Chen et al. 2020).
   'simclr_v2': {
     'batch_size': 4096,
     'epochs': 800,
@@ -215,6 +226,8 @@ VARIANTS = {
     'temperature': dict(name='constant', tau=0.1),
     'optimizer': dict(scaling='sqrt', learning_rate=0.1, weight_decay=1e-4),
   },
+  # FNC (Huynh et al. 2022), with the settings of the authors' code: ten full-size views, a memory of 16 batches. The
+  # authors' views also have RandAugment; ours do not. Four thousand images with ten views need several hosts.
   'fnc': {
     'batch_size': 4096,
     'views': 10,
@@ -225,13 +238,14 @@ VARIANTS = {
     'optimizer': dict(scaling='sqrt', learning_rate=0.1, weight_decay=1e-4),
     'parallel.processes': 8,
   },
-  # CACR Table 5, with `moco`, `cacr_moco` or `cacr_moco_k1` before it: pretraining on other images, linear
-  # classification of ImageNet-1K, whose folder is eval.data.path. data.path holds train/CLASS/*; labels are not used.
-  # WebVision v1 is train/google and train/flickr, ImageNet-22K train/WNID.
+  # CACR Table 5: pretraining on WebVision v1, linear classification of ImageNet-1K, whose folder is eval.data.path. Put
+  # `moco`, `cacr_moco` or `cacr_moco_k1` before it. data.path holds train/google and train/flickr; labels are not used.
   'webvision': {'epochs': 100, 'data': dict(source='folder', name='webvision'), 'eval.data': ON_IMAGENET},
+  # CACR Table 5: as `webvision`, with pretraining on ImageNet-22K, in train/WNID.
   'imagenet22k': {'epochs': 20, 'data': dict(source='folder', name='imagenet22k'), 'eval.data': ON_IMAGENET},
-  # ImageNet-LT, and as many images of the balanced set (Lee 2025, A.3.4); with any of the above.
+  # ImageNet-LT (Lee 2025, A.3.4); combine with any variant above.
   'long_tail': {'imbalance': dict(name='pareto', total=115_846, n_max=1280, n_min=5, alpha=6.0)},
+  # As many images as ImageNet-LT, from the balanced set (Lee 2025, A.3.4); combine with any variant above.
   'uniform': {'imbalance': dict(name='uniform', total=115_846)},
 }
 

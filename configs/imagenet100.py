@@ -3,7 +3,7 @@
   python main.py --config=configs/imagenet100.py --config.data.path=/data/imagenet
 
 `data.path` holds ImageNet-1K as class folders or as a prepared tfds set (see configs/imagenet.py); the 100 classes are
-selected from it. The variants are those of configs/imagenet.py, and the memory bank. `:any_folder` is the recipe for
+selected from it. The variants are those of configs/imagenet.py, and the memory bank. `:any_folder` is this recipe for
 another folder of images, with all of its classes; see also configs/folder.py.
 """
 
@@ -24,16 +24,17 @@ WANG_LIU = {
 VARIANTS = {
   **imagenet.VARIANTS,
   'any_folder': {'data.source': 'folder', 'data.classes': '', 'data.name': 'folder'},
-  # All images on the device, from a cache that the first run decodes: the center square of each, at 256 pixels.
+  # Keeps all images on the device, as center squares of 256 pixels. The first run decodes them into a cache.
   'on_device': {'data.on_device': 'yes', 'data.stored_size': 256, 'data.cache': '~/.cache/ssl_jax/images'},
-  # CACR C.2: half the batch size for MoCo v2.
+  # CACR C.2: MoCo v2 has half the batch size.
   **{
     name: {**recipe, 'batch_size': 128}
     for name, recipe in imagenet.VARIANTS.items()
     if recipe.get('method', {}).get('name') == 'moco'
   },
-  # Wang & Liu 2021, sec. 5: the whole bank, or its hardest 3.4 %.
+  # Wang & Liu 2021, sec. 5: the negatives are the whole memory bank.
   'memory_bank': {**WANG_LIU, 'method': dict(name='memory_bank', negatives=0)},
+  # Wang & Liu 2021, sec. 5: the negatives are the hardest 3.4 % of the memory bank.
   'memory_bank_hard': {**WANG_LIU, 'method': dict(name='memory_bank'), 'loss': dict(name='hard', fraction=0.034)},
   # ImageNet-100-LT has 12,210 images (Jiang et al. 2021).
   'long_tail': {'imbalance': dict(name='pareto', total=12_210, n_max=1280, n_min=5, alpha=6.0)},

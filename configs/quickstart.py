@@ -2,9 +2,9 @@
 
   make train
 
-trains in runs/quickstart and writes runs/quickstart/report.html. The class of an image is its shape. Color, position
-and rotation are random, so raw pixels and an untrained encoder say little about it. kNN accuracy on held-out images
-rises from 20 % (untrained; raw pixels: 34 %) to 85 % or more.
+This trains in runs/quickstart and writes runs/quickstart/report.html. The class of an image is its shape. Color,
+position and rotation are random, so raw pixels and an untrained encoder reveal little about the shape. kNN accuracy on
+held-out images rises from 20 % (untrained; raw pixels: 34 %) to 85 % or more.
 """
 
 from ml_collections import ConfigDict
@@ -17,7 +17,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.source, config.data.name = 'embedded', 'embedded'
   config.dtype = 'float32'
   config.steps, config.batch_size = 1000, 64
-  # Color, position and rotation differ between views: only the shape stays.
+  # Color, position and rotation differ between views; only the shape stays the same.
   config.augment = dict(
     name='none',
     crop=True,

@@ -1,11 +1,11 @@
-"""Sentence embeddings: unsupervised SimCSE (Gao et al. 2021) as in DySTreSS Table 12: BERT, one epoch.
+"""Sentence embeddings: unsupervised SimCSE (Gao et al. 2021), as in DySTreSS Table 12, with BERT for one epoch.
 
   python main.py --config=configs/sentences.py --config.data.path=wiki1m_for_simcse.txt --config.eval.sts=sts \
     --config.data.vocabulary=vocab.txt --config.init=bert.safetensors --workdir=runs/simcse
 
-`vocab.txt` and the weights are those of bert-base-uncased. Without both, BERT is trained from scratch with a vocabulary
-of the sentences. Two views of a sentence differ only in dropout. Variants: DySTreSS (`dystress`) and its shifted
-temperatures (`shifted_2`, `shifted_4`, `shifted_6`), MACL (`macl`), and a small BERT for a laptop (`small`).
+`vocab.txt` and the weights are those of bert-base-uncased. Without them, BERT is trained from scratch with a vocabulary
+built from the sentences. Two views of a sentence differ only in dropout. Variants: DySTreSS (`dystress`) and its
+shifted temperatures (`shifted_2`, `shifted_4`, `shifted_6`), MACL (`macl`), and a small BERT for a laptop (`small`).
 """
 
 from ml_collections import ConfigDict
@@ -22,7 +22,7 @@ VARIANTS = {
   'shifted_2': shifted(-0.2, 0.6),  # DySTreSS+
   'shifted_4': shifted(-0.4, 0.7),  # DySTreSS*
   'shifted_6': shifted(-0.6, 0.8),  # DySTreSS**
-  # The values of MACL's code for sentences.
+  # The values in MACL's code for sentences.
   'macl': {'loss': dict(name='macl', tau0=0.05, alpha=2.0, threshold=0.8), 'temperature': dict(name='none')},
   'small': {'model': dict(name='bert_tiny', pooling='mean'), 'optimizer.learning_rate': 5e-4, 'dtype': 'float32'},
 }
@@ -35,7 +35,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.augment = dict(name='dropout')
   config.model = dict(name='bert_base')
   config.projector = dict(name='bert')
-  # One positive and the negatives of the other view, in both directions; SimCSE contrasts in one direction only.
+  # Each query has one positive and the negatives of the other view, in both directions; SimCSE has one direction only.
   config.method = dict(name='cmc')
   config.temperature = dict(name='constant', tau=0.05)
   config.optimizer.name = 'adamw'

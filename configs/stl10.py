@@ -1,9 +1,9 @@
-"""STL-10, the small AlexNet, CACR with four positives (CACR C.1), 200 epochs over 105,000 images without labels.
+"""STL-10, the small AlexNet, CACR with four positives (CACR C.1), 200 epochs on 105,000 images, without labels.
 
   python main.py --config=configs/stl10.py --workdir=runs/stl10
 
-Views of 64 pixels are cropped from images of 96; evaluations use the 5,000 labeled images.
-Variants: one positive (`cacr_k1`), CMC with four (`cmc`), and the losses with one positive `cl`, `au_cl` and `hn_cl`.
+Views of 64 pixels are cropped from images of 96 pixels. kNN and classifiers use the 5,000 labeled training images.
+Variants: one positive (`cacr_k1`), CMC with four (`cmc`), and other losses with one positive (`cl`, `au_cl`, `hn_cl`).
 """
 
 from ml_collections import ConfigDict
@@ -19,14 +19,14 @@ VARIANTS = {
     'augment': dict(name='cacr_stl10'),
     'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0),
   },
-  # Changes to it.
+  # This variant and those below are changes to `cacr`.
   'cacr_k1': {'views': 2, 'batch_size': 768, 'loss': dict(name='cacr', t_pos=1.0, t_neg=3.0)},
   'cmc': {'method': dict(name='cmc'), **CL},
   'cl': {**K1, **CL},
   'au_cl': {**K1, 'loss': dict(name='align_uniform', t=2.0)},
   'hn_cl': {
     **K1,
-    'loss': dict(name='hard_negative', beta=1.0, tau_plus=0.1),  # tau_plus: of HCL's code
+    'loss': dict(name='hard_negative', beta=1.0, tau_plus=0.1),  # tau_plus is from HCL's code
     'temperature': dict(name='constant', tau=0.5),
   },
 }

@@ -1,10 +1,10 @@
-"""Tiny-ImageNet, ResNet-50, otherwise as configs/cifar10.py (DySTreSS A.1).
+"""Tiny-ImageNet, ResNet-50; otherwise the same as configs/cifar10.py (DySTreSS A.1).
 
   python main.py --mode=prepare --config=configs/tiny_imagenet.py --config.data.path=/data/tiny-imagenet-200
   python main.py --config=configs/tiny_imagenet.py --workdir=runs/tiny --config.data.path=/data/tiny-imagenet-200
 
-`data.path` holds `train/<wnid>/` and `val/<wnid>/`, which the first command writes: the archive keeps all validation
-images in one folder. The 100,000 images of 64 pixels fit on the device.
+`data.path` holds `train/<wnid>/` and `val/<wnid>/`. The first command creates them, because the archive has all
+validation images in one folder. The 100,000 images of 64 pixels fit on the device.
 """
 
 from ml_collections import ConfigDict

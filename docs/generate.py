@@ -32,7 +32,7 @@ SECTIONS = {
   'checkpoint': '',
   'log': '',
   'eval': 'Evaluations during training, at its end, and of `--mode=evaluate`. See [](evaluation.md).',
-  'eval.data': 'Another data set to evaluate on. An empty value means the same as in `data`.',
+  'eval.data': 'Another dataset to evaluate on. An empty value means the same as in `data`.',
 }
 # Keys of the top level that are shown in one of the sections above.
 SHOWN_IN = {

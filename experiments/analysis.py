@@ -56,7 +56,7 @@ def ode_solutions(s: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def penalties(s: np.ndarray) -> dict[str, np.ndarray]:
-  """Relative penalties on negatives with evenly spaced similarities (Wang & Liu 2021, Fig. 3; DySTreSS added)."""
+  """Relative penalties on negatives with evenly spaced similarities (Wang & Liu 2021, Fig. 3, with DySTreSS added)."""
   own = temperature.cosine(0.07, 0.2)
   curves = {f'τ = {tau}': losses.penalties(jnp.asarray(s)[None], tau)[0] for tau in TEMPERATURES}
   curves['τ(s), cosine, 0.07 to 0.2'] = losses.penalties(jnp.asarray(s)[None], own)[0]

@@ -1,7 +1,7 @@
 """Every table and figure of the papers: what it shows, the runs that belong to it, its command and its status.
 
-The rows of the sweeps say which tables and figures they belong to (`Row.shows`); this file adds those that need no run.
-docs/generate.py makes the page "Reproducing the papers" of it:
+The rows of the sweeps name the tables and figures they belong to (`Row.shows`). This file adds those that need no run.
+docs/generate.py builds the page "Reproducing the papers" from it. To print that page:
 
   python -m experiments.papers
 """
@@ -20,7 +20,8 @@ from ssl_jax import config
 FOLDER = pathlib.Path(__file__).parent
 ANALYSIS = 'python -m experiments.analysis'
 
-# What was available where the results were made. Other data, by its name in a config, and weights, by their folder.
+# HERE: data that was available for our results, by its name in a config. ELSEWHERE: data that was not. WEIGHTS:
+# pretrained weights that were not available, by their folder.
 HERE = ('cifar10', 'cifar100', 'sentences')
 ELSEWHERE = {
   'imagenet': 'ImageNet-1K',
@@ -44,9 +45,9 @@ class Item:
 
   name: str
   about: str
-  command: str = ''  # draws or measures it, from runs if it has any
-  drawn: str = ''  # the file in experiments/ that the command writes if it needs no runs
-  needs: str = ''  # what the command needs that was not available
+  command: str = ''  # draws or measures it, from its runs if it has any
+  drawn: str = ''  # the file in experiments/ that the command writes, if it needs no runs
+  needs: str = ''  # data that the command needs, if it was not available
   nothing: str = ''  # why there is nothing to run
 
 
@@ -106,7 +107,7 @@ PAPERS = {
     'Wang & Liu 2021, Understanding the Behaviour of Contrastive Loss, and its supplement',
     ('behaviour',),
     (
-      Item('Table 1', 'accuracy, uniformity and tolerance on four data sets'),
+      Item('Table 1', 'accuracy, uniformity and tolerance on four datasets'),
       Item('Equation 6', 'training with the triplet limit'),
       concept('Figure 1', 'two embeddings with the same loss'),
       Item('Figure 2', 't-SNE at τ = 0.07 and 0.2', 'python -m experiments.behaviour.tsne'),
@@ -197,13 +198,13 @@ def sweep(name: str) -> Sweep:
 
 
 def rows(paper: Paper, item: str) -> dict[str, list[Row]]:
-  """{sweep: its rows of a table or figure}, without sweeps that have none."""
+  """{sweep: its rows for a table or figure}, without sweeps that have none."""
   found = {name: [row for row in sweep(name).rows if item in row.shows] for name in paper.sweeps}
   return {name: of_sweep for name, of_sweep in found.items() if of_sweep}
 
 
 def needs(chosen: Mapping[str, Any]) -> str:
-  """What a run needs that was not available; '' if nothing.
+  """Data and weights that a run needs and that were not available; '' if there are none.
 
   >>> needs({'data': {'name': 'svhn_cropped'}, 'eval': {'data': {'name': ''}}, 'init': ''})
   'SVHN'
@@ -214,7 +215,7 @@ def needs(chosen: Mapping[str, Any]) -> str:
   return ' and '.join(dict.fromkeys(found))
 
 
-@functools.cache  # many rows share a config and differ in numbers
+@functools.cache  # many rows have the same data and differ only in hyperparameters
 def _loaded(path: str, overrides: tuple[str, ...]) -> Mapping[str, Any]:
   return config.load(path, overrides)
 
@@ -235,7 +236,7 @@ def statuses(name: str, experiments: pathlib.Path = FOLDER) -> dict[str, str]:
 
 
 def summary(found: Sequence[str]) -> str:
-  """The statuses of several rows in a line.
+  """The statuses of several rows, summarized in one line.
 
   >>> summary(['run', 'ready', 'ready']), summary(['run', 'run']), summary(['needs SVHN', 'needs SVHN and STL-10'])
   ('1 of 3 run, 2 ready', 'run', 'needs SVHN and STL-10')

@@ -1,4 +1,4 @@
-"""A paper's table as a figure: published numbers next to ours, which a sweep's `--table` draws; and heat maps."""
+"""Figures for sweeps: published numbers next to ours, which a sweep's `--table` draws, and heat maps."""
 
 import pathlib
 import statistics
@@ -45,7 +45,7 @@ def _published_and_here(sweep: tables.Sweep, finished: Mapping):
 
 
 class Panel(NamedTuple):
-  """One heat map: values [rows, columns], NaN where nothing was run, with what its rows and columns are."""
+  """One heat map: values [rows, columns], with NaN for cells that were not run, and the labels of both axes."""
 
   title: str
   values: np.ndarray
@@ -56,7 +56,7 @@ class Panel(NamedTuple):
 
 @style()
 def heat_maps(panels: Sequence[Panel], label: str, *, per_line: int, width: float, span: float = np.inf) -> Any:
-  """Heat maps on one scale, which ends `span` below the highest value. A cell without a value is empty.  -> Figure"""
+  """Heat maps with one color scale, limited to `span` below the highest value. NaN cells are empty.  -> Figure"""
   from matplotlib.figure import Figure
   from matplotlib.patches import Rectangle
 

@@ -1,4 +1,4 @@
-"""Runs what a paper's table still lacks, and records what came out.
+"""Runs the missing rows of a paper's table and records the results.
 
   python -m experiments.dystress.sweep --budget-minutes=25   # missing runs, most important first, for 25 minutes
   python -m experiments.dystress.sweep --of='Table 9'         # the runs of one table or figure
@@ -6,7 +6,8 @@
   python -m experiments.dystress.sweep --table               # results.jsonl -> the table and its figure in README.md
 
 A run is one process of main.py and one line of results.jsonl: config, commit, seed, device, wall time, protocol and
-every metric at the last epoch. An interrupted sweep stops its runs, which save themselves; the same command resumes.
+every metric at the last epoch. An interrupted sweep stops its runs, which save a checkpoint first. The same command
+resumes them.
 """
 
 import argparse
@@ -38,7 +39,7 @@ GRACE = 2.0  # minutes that runs may exceed the budget before they are stopped
 
 
 def missing(sweep: Sweep, finished: Mapping, only: Sequence[str] = (), seeds: int = 0) -> list[tuple[Row, int]]:
-  """(row, seed) of every run that is not done: first seeds first, further rows last, or the rows `only` in order."""
+  """(row, seed) of every missing run: first seeds first, `further` rows last. `only`: these rows, in this order."""
   rows = {row.name: row for row in sweep.rows}
   for name in only:
     if name not in rows:
@@ -53,30 +54,30 @@ def missing(sweep: Sweep, finished: Mapping, only: Sequence[str] = (), seeds: in
 
 
 def estimate(sweep: Sweep, row: Row, seed: int, finished: Mapping, device: str, runs: pathlib.Path) -> float:
-  """Minutes that a run would take alone: measured on runs of the same config file and options, or the row's guess."""
+  """Estimated minutes of a run on its own, from finished runs of the same config file and options or `row.minutes`."""
   epochs = sweep.resolve(row, seed)['epochs']
   names = {other.name for other in sweep.rows if other.config == row.config}
   alike = [r for (name, _), r in finished.items() if name in names and r['device'] == device]
   share = lambda r: epochs / r['epochs'] if r['epochs'] else 1.0  # without training, epochs do not matter
   times = [r['wall_seconds'] / 60 / slowdown(r['side_by_side']) * share(r) for r in alike]
   done = max((r.get('epoch', 0.0) for r in metric_log.read(runs / f'{row.name}_seed{seed}')), default=0.0)
-  # What is left of an interrupted run; it has to start and evaluate in any case.
+  # The rest of an interrupted run, and at least a fifth, since it has to start and evaluate in any case.
   return (statistics.mean(times) if times else row.minutes) * max(1 - done / epochs, 0.2)
 
 
 def slowdown(side_by_side: int) -> float:
-  """How much longer a run takes beside others: about 1.6 for two, 2.2 for three (ResNet-18, one H200, MPS)."""
+  """How many times longer concurrent runs take: about 1.6 for two, 2.2 for three (ResNet-18, one H200, MPS)."""
   return 1 + 0.6 * (side_by_side - 1)
 
 
 def needed_minutes(alone: Sequence[float], running: Sequence[float], side_by_side: int) -> list[float]:
-  """Minutes until each job would end if it started now beside the runs under way."""
+  """Minutes until each job would end if it started now, concurrently with the active runs."""
   slower = slowdown(side_by_side)
   return [max(own * slower, (sum(running) + own) * slower / side_by_side) for own in alone]
 
 
 def device_here() -> str:
-  """The device in the words of a result. Does not ask jax, which would take memory of the GPU."""
+  """The device, as a result names it. Does not ask jax, which would allocate GPU memory."""
   try:
     answer = subprocess.run(['nvidia-smi', '--query-gpu=name', '--format=csv,noheader'], capture_output=True, text=True)
   except OSError:
@@ -91,13 +92,13 @@ def untrained() -> dict:
 
 
 def last_scores(summary: Mapping, logged: Sequence[Mapping]) -> dict:
-  """The last scores during training, in the words of evaluation.json."""
+  """The last scores during training, in the format of evaluation.json."""
   found = {'step': logged[-1]['step'], 'epoch': max(row.get('epoch', 0.0) for row in logged), 'measures': {}}
   return found | {'images': {'train': metric_log.examples(summary)}} | progress.accuracies(summary)
 
 
 def clock(summary: Mapping, wall_seconds: float, side_by_side: int) -> dict[str, float]:
-  """Seconds of a process that ran alone, from its start to its end, and those outside XLA's compiler."""
+  """Wall time of a process that ran alone, in seconds, and the same without the time in XLA's compiler."""
   if side_by_side > 1 or 'compile_seconds' not in summary:
     return {}
   return {'alone_seconds': wall_seconds, 'compiled_seconds': round(wall_seconds - summary['compile_seconds'], 1)}
@@ -137,7 +138,7 @@ class Child:
     return round(total, 1)
 
   def result(self, **facts) -> dict:
-    """The row of results.jsonl. Raises with the last line of the log if the run did not finish."""
+    """The line for results.jsonl. Raises with the last line of the log if the run did not finish."""
     if (number := -self.process.returncode) > 0:
       name = next((known.name for known in signal.Signals if known == number), f'signal {number}')
       raise ValueError(f'ended by {name}; its log is {self.workdir / "log.txt"}')
@@ -146,7 +147,7 @@ class Child:
       raise ValueError(lines[-1] if lines else f'exit status {self.process.returncode}')
     load = lambda name: json.loads((self.workdir / f'{name}.json').read_text())
     config, logged = load('config'), metric_log.read(self.workdir)
-    name = metric_log.evaluation_name(config['eval']['data']['name'])  # CACR's Table 5 evaluates on another set
+    name = metric_log.evaluation_name(config['eval']['data']['name'])  # CACR's Table 5 evaluates on another dataset
     summary = load('summary') if self.row.mode == 'train' else untrained()
     evaluation = load(name) if self.sweep.at_end else last_scores(summary, logged)
     if evaluation['step'] != summary['steps']:
@@ -167,7 +168,7 @@ class Child:
       **facts,
       **clock(summary, facts['wall_seconds'], facts['side_by_side']),
       **{key: summary[key] for key in ('device', 'jax', 'peak_memory_gib')},
-      # The median: an evaluation or another run on the device slows some epochs. The first call has no speed.
+      # The median, because evaluations and other runs on the device slow some epochs. The first call logs no speed.
       'seconds_per_epoch': round(statistics.median(seconds), 4) if seconds else None,
       'epochs': evaluation['epoch'],
       'protocol': self.sweep.protocol,
@@ -182,7 +183,7 @@ class Child:
 
 @dataclasses.dataclass
 class Session:
-  """One call of a sweep: `plan` picks the next run, `start` starts it, `poll` waits for runs and records them."""
+  """One call of a sweep: `plan` picks the next run, `start` starts it, `poll` records the runs that have ended."""
 
   sweep: Sweep
   folder: pathlib.Path
@@ -202,7 +203,7 @@ class Session:
     print(f'[{self.elapsed():5.1f} min] {text}', flush=True)
 
   def plan(self) -> tuple[Row, int, float] | None:
-    """The first missing run that ends within the budget, with its minutes; None if nothing can start now."""
+    """The first missing run that would end within the budget, with its minutes; None if no run can start now."""
     if self.stopping or len(self.running) >= self.side_by_side:
       return None
     alone = lambda row, seed: estimate(self.sweep, row, seed, self.finished, self.device, self.runs)
@@ -214,18 +215,18 @@ class Session:
   def start(self, row: Row, seed: int, minutes: float, program: str) -> None:
     self.say(f'starts {row.name}, seed {seed}: about {minutes:.1f} min')
     environment = dict(os.environ)
-    if self.side_by_side > 1:  # unless the user chose a share
+    if self.side_by_side > 1:  # unless the user has set a fraction
       environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / self.side_by_side:.3f}')
     self.jobs.remove((row, seed))
     self.running.append(Child(self.sweep, row, seed, self.runs, program, environment))
 
   def poll(self, signals: Sequence[int], grace: float) -> bool:
-    """Stops the runs after a signal or past the budget, and records those that ended. Whether any did."""
+    """Stops the runs after a signal or past the budget, and records those that ended. Returns whether any did."""
     if not self.stopping and (signals or self.elapsed() > self.budget + grace):
       self.stopping = True
       self.say(f'stops {", ".join(child.name for child in self.running)}')
       self.stop(signal.SIGTERM)
-    if len(signals) > 1:  # asked twice
+    if len(signals) > 1:  # the user asked twice
       self.stop(signal.SIGKILL)
     ended = [child for child in self.running if child.process.poll() is not None]
     for child in ended:
@@ -238,7 +239,7 @@ class Session:
       child.process.send_signal(number)
 
   def record(self, child: Child) -> None:
-    """Appends the result of a run that ended, or reports why there is none."""
+    """Appends the result of a run that has ended, or reports why there is none."""
     command = shlex.join(self.sweep.command(child.row, child.seed, pathlib.Path('runs') / self.folder.name))
     facts = dict(commit=self.commit, wall_seconds=child.seconds(), side_by_side=self.side_by_side)
     try:
@@ -249,7 +250,7 @@ class Session:
       return
     tables.append(self.folder / 'results.jsonl', result)
     self.finished[child.row.name, child.seed] = result
-    shutil.rmtree(child.workdir / 'features', ignore_errors=True)  # up to a GB, and main.py can make it again
+    shutil.rmtree(child.workdir / 'features', ignore_errors=True)  # up to 1 GB, and main.py can recompute it
     shown = [(column, column.values([result])) for column in self.sweep.columns]
     self.say(f'{child.name}: ' + ', '.join(f'{column.title} {column.show(v[0])}' for column, v in shown if v))
 
@@ -267,7 +268,7 @@ def run(
   program: str = 'main.py',
   grace: float = GRACE,
 ) -> list[str]:
-  """Runs what is missing and fits into the budget, in minutes. Returns the names of the runs that failed."""
+  """Starts the missing runs that fit into the budget (in minutes). Returns the names of those that failed."""
   if side_by_side > 1 and sweep.timed:
     raise ValueError(f'--side-by-side={side_by_side} would distort the times in this table: leave it out')
   session, signals = Session(sweep, folder, runs, budget, side_by_side, commit or commit_here()), []
@@ -283,7 +284,7 @@ def run(
       while not session.poll(signals, grace):
         time.sleep(0.1)
   finally:
-    session.stop(signal.SIGTERM)  # if this program failed
+    session.stop(signal.SIGTERM)  # after an exception, runs are still active
     for number, handler in zip(stops, previous, strict=True):
       signal.signal(number, handler)
   if session.jobs:
@@ -327,7 +328,7 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
 
 
 def describe(sweep: Sweep, folder: pathlib.Path, chosen: Mapping) -> None:
-  """Prints the seeds done and missing of each row, its minutes, and the command of the next seed."""
+  """Prints for each row the seeds done and missing, the minutes per run, and the command for the next seed."""
   finished, device, runs = tables.done(sweep, folder), device_here(), chosen['runs']
   left = missing(sweep, finished, chosen['only'], chosen['seeds'])
   for row in (row for row in sweep.rows if not chosen['only'] or row.name in chosen['only']):

@@ -15,7 +15,7 @@ MARKS = ('<!-- table -->', '<!-- end of table -->')
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One line of a table: a config, the seeds it is run with, and what the paper says comes out."""
+  """One line of a table: a config, the seeds it is run with, and the published results."""
 
   name: str  # also names the runs: letters, digits, '.', '_' and '-'
   title: str  # as the table shows it
@@ -23,13 +23,13 @@ class Row:
   changes: Mapping = dataclasses.field(default_factory=dict)  # overrides of config keys
   seeds: tuple[int, ...] = (0,)
   published: Mapping[str, float | tuple[float, float]] = dataclasses.field(default_factory=dict)  # (low, high): a range
-  minutes: float = 8.0  # guess for one run alone on an H200, used until one is measured
+  minutes: float = 8.0  # estimate for one run alone on an H200, used until a run has finished
   note: str = ''
-  further: bool = False  # runs after all rows that are not
+  further: bool = False  # lower priority: runs after all other rows
   shows: tuple[str, ...] = ()  # the paper's tables and figures that it belongs to, as experiments/papers.py names them
-  images: int = 0  # training images, if not those of the sweep
+  images: int = 0  # number of training images, if different from the sweep's
   mode: str = 'train'  # of main.py; 'evaluate': the weights of the file `init`, or random ones
-  history: tuple[str, ...] = ()  # metrics during training that a result keeps, for figures
+  history: tuple[str, ...] = ()  # metrics during training that a result stores, for figures
 
 
 def on_cifar100(row: Row, published: Mapping, shows: tuple[str, ...] | None = None) -> Row:
@@ -64,10 +64,10 @@ class Sweep:
   rows: Sequence[Row]  # the most important first
   columns: Sequence[Column]
   common: Mapping = dataclasses.field(default_factory=dict)  # overrides of config keys for all rows
-  curves: Sequence[str] = ()  # arrays of evaluation.npz that a result keeps, for figures
-  images: int = 50_000  # training images; metrics.jsonl gets one row per epoch
-  timed: bool = False  # the table has times, which running side by side would distort
-  at_end: bool = True  # run every evaluation after training; otherwise the results are the last kNN of the training
+  curves: Sequence[str] = ()  # arrays of evaluation.npz that a result stores, for figures
+  images: int = 50_000  # number of training images, so that metrics.jsonl gets one row per epoch
+  timed: bool = False  # the table has times, which concurrent runs would distort
+  at_end: bool = True  # run every evaluation after training; otherwise a result has the last scores during training
 
   def overrides(self, row: Row, seed: int) -> list[str]:
     """The overrides of a run's config, as key=value."""
@@ -105,7 +105,7 @@ class Sweep:
 
 
 def read(file: pathlib.Path) -> list[dict]:
-  """The rows of results.jsonl, without a last line that was cut short."""
+  """The results in results.jsonl, without a last line that is incomplete."""
   lines = file.read_text().splitlines() if file.exists() else []
   found = []
   for number, line in enumerate(lines, start=1):
@@ -118,14 +118,14 @@ def read(file: pathlib.Path) -> list[dict]:
 
 
 def append(file: pathlib.Path, result: Mapping) -> None:
-  """Adds a row to results.jsonl atomically; drops a last line that was cut short."""
+  """Adds a result to results.jsonl atomically. An incomplete last line is dropped."""
   part = file.with_suffix('.part')
   part.write_text(''.join(json.dumps(row) + '\n' for row in [*read(file), result]))
   part.replace(file)
 
 
 def done(sweep: Sweep, folder: pathlib.Path) -> dict[tuple[str, int], dict]:
-  """{(name, seed): result}. Raises if a result's config is not that of the row with its name."""
+  """{(name, seed): result}. Raises if the config of a result differs from that of the row with its name."""
   rows, found = {row.name: row for row in sweep.rows}, {}
   for result in read(folder / 'results.jsonl'):
     name, seed = result['name'], result['seed']
@@ -142,7 +142,7 @@ def done(sweep: Sweep, folder: pathlib.Path) -> dict[tuple[str, int], dict]:
 
 
 def _relevant(saved: Mapping) -> dict:
-  """The keys that define a run. Keys that a saved config lacks were added later and have their defaults."""
+  """The keys that define a run. Keys missing in an older config get their defaults."""
   defaults = {k: v for k, v in config.flatten(base.get_config()).items() if k.split('.')[0] not in config.NAMED}
   return config.relevant(defaults | config.flatten(config.upgrade(saved)))
 
@@ -151,7 +151,7 @@ def _relevant(saved: Mapping) -> dict:
 
 
 def comparable(sweep: Sweep, finished: Mapping) -> tuple[list[Column], list[tuple[Row, list[dict]]]] | None:
-  """The columns with published numbers, and the rows that were run with their results; None if there are none."""
+  """The columns with published numbers, and the rows run, with results; None if no row run has published numbers."""
   columns = [column for column in sweep.columns if any(column.metric in row.published for row in sweep.rows)]
   rows = [(row, _results(row, finished)) for row in sweep.rows]
   rows = [(row, results) for row, results in rows if results]
@@ -187,7 +187,7 @@ def markdown(sweep: Sweep, finished: Mapping, name: str) -> str:
 
 
 def flags(changes: Mapping) -> list[str]:
-  """Changes of a config as flags of main.py, without spaces."""
+  """Config overrides as flags of main.py, without spaces."""
   return [f'--config.{key}={value}'.replace(' ', '') for key, value in changes.items()]
 
 
@@ -206,7 +206,7 @@ def write(sweep: Sweep, folder: pathlib.Path) -> None:
 
 
 def insert(file: pathlib.Path, text: str, marks: tuple[str, str]) -> None:
-  """Replaces what is between two marks of a file."""
+  """Replaces the text between two marks in a file."""
   before, first, rest = file.read_text().partition(marks[0])
   _, last, after = rest.partition(marks[1])
   if not (first and last):

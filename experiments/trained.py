@@ -1,4 +1,4 @@
-"""The runs that figures look at: a workdir, built again, with the state of its newest checkpoint."""
+"""Restores trained runs, for figures that need the encoder."""
 
 import pathlib
 
@@ -11,7 +11,7 @@ from ssl_jax.workdir.checkpoints import Checkpoints
 
 
 def restore(workdir: pathlib.Path) -> tuple[builder.Run, State]:
-  """The run of a workdir and its newest state, on the host."""
+  """Rebuilds the run of a workdir. Returns it with the state of its newest checkpoint, on the host."""
   chosen = config.restore(files.read_config(workdir), base.get_config())
   run = builder.build(chosen, resumed=True, trains=False)
   checkpoints = Checkpoints(files.check(workdir, run.identity))

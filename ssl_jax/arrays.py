@@ -1,4 +1,4 @@
-"""Conversions and a check that everything above shares."""
+"""Array conversions, and a check of device mapping, shared by all higher layers."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def to_float32(x: jax.typing.ArrayLike) -> jax.Array:
-  """x in float32, or in float64 if it already is: gradients are checked in float64.
+  """Converts x to float32. A float64 x stays float64, because tests check gradients in float64.
 
   >>> to_float32(jnp.ones(2, jnp.bfloat16)).dtype
   dtype('float32')
@@ -17,7 +17,7 @@ def to_float32(x: jax.typing.ArrayLike) -> jax.Array:
 
 
 def normalize(x: jax.typing.ArrayLike, axis: int = -1) -> jax.Array:
-  """x / ‖x‖ in float32; a vector shorter than 1e-12 becomes 0, with gradient 0.  [..., D] -> [..., D]
+  """x / ‖x‖ in float32. A vector shorter than 1e-12 becomes 0, with gradient 0.  [..., D] -> [..., D]
 
   >>> print(normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
   [[0.6 0.8]
@@ -32,8 +32,8 @@ def normalize(x: jax.typing.ArrayLike, axis: int = -1) -> jax.Array:
 def check_mapping(x: jax.Array, axis_name: str | None) -> None:
   """Raises a ValueError under `jax.shard_map(..., check_vma=True)`, its default.
 
-  There jax sums the gradients of replicated parameters over the devices by itself, so that the `lax.pmean` that losses
-  here ask for would give gradients that are too large by the number of devices.
+  In that mode, jax already sums the gradients of replicated parameters over the devices. The `lax.pmean` that losses
+  here require would then give gradients that are too large by a factor of the number of devices.
 
   >>> check_mapping(jnp.ones(2), None)
   """

@@ -1,14 +1,16 @@
-"""Reductions over keys in one pass over the chip: GPU kernels that never write a similarity to memory.
+"""GPU kernels that reduce similarities over the keys and never write a similarity to global memory.
 
-`sums` goes over the keys of a block of queries with an online logsumexp, as flash attention does; `gradient` computes
-the similarities again and multiplies their gradient with the keys at once. The function of the similarity (the
-temperature) is traced into the kernel, and so is its derivative. Nothing is added atomically: the same bits every time.
+`sums` loops over the keys for each block of queries with an online logsumexp, as in flash attention. `gradient`
+recomputes the similarities and immediately multiplies their gradient by the keys. The function of the similarity (the
+temperature) and its derivative are traced into the kernel. There are no atomic additions, so results are bitwise
+reproducible.
 
-Precision: a float32 number is the sum of two of bfloat16, and a product is three products of those, added up in float32
-from the smallest. That leaves about 2^-18 of each factor, where TF32 leaves 2^-11. The product of a tile is added to
-the sum over tiles outside the tensor cores: they round towards 0 at each step, which adds up over many keys.
+Precision: each float32 number is split into a sum of two bfloat16 numbers, and each product into three bfloat16
+products, which are added in float32, smallest first. The relative error per factor is about 2^-18, compared with 2^-11
+for TF32. Products of tiles are summed outside the tensor cores, which round toward 0 at each step: that error would
+accumulate over many keys.
 
-`tile_sums` and `tile_gradient` are the arithmetic of one tile, which the plain form in `ssl_jax.stream` shares.
+`tile_sums` and `tile_gradient` compute one tile. The plain JAX implementation in `ssl_jax.stream` uses them, too.
 """
 
 import functools
@@ -19,13 +21,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-LOW = -1e30  # the logit of a key that is not a negative; -inf would make differences of two of them NaN
+LOW = -1e30  # logit of a key that is not a negative; with -inf, the difference of two such logits would be NaN
 
 
 class Stats(NamedTuple):
-  """What the gradient needs of each query: all are [Q]; `means` and `d_means` have one entry, or none without values.
+  """What the gradient needs from the forward pass, one value per query: every array is [Q].
 
-  `operands` are those of the function, `sums` and `means` the results of the forward pass, `d_...` their cotangents.
+  `operands` are those of the function, `logsumexp` and `means` the results of the forward pass, and `d_...` their
+  cotangents. `means` and `d_means` have one entry, or none if the function returns no values to average.
   """
 
   operands: tuple[jax.Array, ...]
@@ -36,7 +39,7 @@ class Stats(NamedTuple):
 
 
 class Tiles(NamedTuple):
-  """Rows and columns of a tile of similarities, and the warps and stages of its kernel."""
+  """The rows and columns of a tile of similarities, and the warps and pipeline stages of its kernel."""
 
   rows: int
   columns: int
@@ -44,14 +47,14 @@ class Tiles(NamedTuple):
   stages: int
 
 
-FORWARD = Tiles(128, 32, 4, 3)  # the fastest of 9 and of 8 that were tried on an H200; up to a width of 128
+FORWARD = Tiles(128, 32, 4, 3)  # fastest of 9 settings on an H200 (of 8 for BACKWARD); half the rows above width 128
 BACKWARD = Tiles(64, 64, 4, 2)
-CAPABILITIES = ('8.0', '9.0', '10.0')  # A100, H100 and H200, B200: others have less memory on the chip
-WIDEST = 256  # wider embeddings do not fit on the chip
+CAPABILITIES = ('8.0', '9.0', '10.0')  # A100; H100 and H200; B200. Other GPUs have less on-chip memory.
+WIDEST = 256  # wider embeddings do not fit in on-chip memory
 
 
 def _on_tile(function: Callable, axis: int) -> Callable:
-  """A function of scalars, as one of a tile [x, y] and of operands that lie along an axis of it."""
+  """Vectorizes a function of scalars over a tile [x, y]; the operands vary along one axis of the tile."""
 
   def on_tile(s, *operands):
     inner, outer = (None, 0) if axis == 0 else (0, None)
@@ -64,7 +67,7 @@ def _on_tile(function: Callable, axis: int) -> Callable:
 def tile_sums(
   function: Callable, s: jax.Array, where: jax.Array, operands: tuple[jax.Array, ...], least: jax.Array
 ) -> tuple[jax.Array, ...]:
-  """(the largest logit of a row or `least`, the sum of w = e^(logit - largest), the sum of w · value, if any).
+  """Per row: the largest logit (at least `least`), the sum of w = e^(logit - largest), and any sum of w · value.
 
   Shapes: [x, y], [x, y], each [x], [x] -> each [x].
   """
@@ -76,7 +79,7 @@ def tile_sums(
 
 
 def tile_gradient(function: Callable, s: jax.Array, where: jax.Array, stats: Stats, axis: int) -> tuple[jax.Array, ...]:
-  """The gradient with respect to s [x, y], and with respect to each operand; the queries lie along `axis`."""
+  """The gradients with respect to s [x, y] and to each operand; the queries lie along `axis` of the tile."""
   spread = lambda x: x[:, None] if axis == 0 else x[None]
   (logits, *values), pull = jax.vjp(_on_tile(function, axis), s, *stats.operands)
   weights = jnp.where(where, jnp.exp(logits - spread(stats.logsumexp)), 0)
@@ -89,17 +92,17 @@ def tile_gradient(function: Callable, s: jax.Array, where: jax.Array, stats: Sta
 
 @jax.custom_jvp
 def cosine(x: jax.Array) -> jax.Array:
-  """cos x to 7e-7 for |x| < 10, as 1 - 2 sin²(x / 2), without the branch for large x of the GPU's library.
+  """cos x with an error of up to 7e-7 for |x| < 10, computed as 1 - 2 sin²(x / 2).
 
-  That branch doubles the time of a kernel.
+  The cosine of the GPU's math library has a branch for large x that doubles the run time of a kernel.
 
   >>> print(cosine(jnp.array([0.0, 1.0, 3.0])).round(4))
   [ 1.      0.5403 -0.99  ]
   """
   turns = jnp.floor(x * (0.5 / math.pi) + 0.5)
-  y = x * 0.5 - turns * 3.140625 - turns * (math.pi - 3.140625)  # pi as the sum of two parts; the first has few digits
+  y = x * 0.5 - turns * 3.140625 - turns * (math.pi - 3.140625)  # pi is the sum of two parts; the first has few digits
   square = y * y
-  series = (2.5904885e-06, -1.9800897e-04, 8.3328998e-03, -1.6666648e-01, 1.0)  # sin y / y in y², by minimax
+  series = (2.5904885e-06, -1.9800897e-04, 8.3328998e-03, -1.6666648e-01, 1.0)  # minimax polynomial for sin y / y in y²
   sine = functools.reduce(lambda total, factor: total * square + factor, series[1:], jnp.full_like(y, series[0])) * y
   return 1 - 2 * sine * sine
 
@@ -113,13 +116,13 @@ _FAST: dict[str, Any] = {'cos': cosine, 'sin': _sine}
 
 
 def evaluate(jaxpr: Any, constants: Sequence[jax.Array], *arguments: jax.Array) -> list[jax.Array]:
-  """The results of a jaxpr of elementwise operations, with a cosine and a sine that are fast in a kernel.
+  """Evaluates a jaxpr of elementwise operations, with a cosine and a sine that are fast in a kernel.
 
   >>> closed = jax.make_jaxpr(lambda x: 2 * jnp.cos(x))(1.0)
   >>> print(evaluate(closed.jaxpr, closed.consts, 0.0))
   [Array(2., dtype=float32)]
   """
-  if any('call_jaxpr' in equation.params for equation in jaxpr.eqns):  # a function with its own derivative
+  if any('call_jaxpr' in equation.params for equation in jaxpr.eqns):  # a function with a custom derivative
     return jax.core.eval_jaxpr(jaxpr, constants, *arguments)
   values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
   read = lambda x: x.val if hasattr(x, 'val') else values[x]
@@ -137,7 +140,7 @@ def evaluate(jaxpr: Any, constants: Sequence[jax.Array], *arguments: jax.Array) 
 
 
 def fit(queries: jax.Array, keys: jax.Array) -> bool:
-  """Whether the kernels take these arrays and this process has a GPU for them.
+  """Whether the kernels support these arrays and the GPU of this process.
 
   >>> fit(jnp.ones((2, 3)), jnp.ones((2, 3)))
   False
@@ -161,9 +164,9 @@ def sums(
 ) -> tuple[jax.Array, ...]:
   """The logsumexp of function(s, *operands) over the negatives, and the weighted mean of its values, if `values`.
 
-  Shapes: [Q, D], [Q], each [Q], [M, D], [M] -> each [Q]. It is at most LOW / 2 where a query has no negatives.
+  Shapes: [Q, D], [Q], each [Q], [M, D], [M] -> each [Q]. The logsumexp of a query without negatives is at most LOW / 2.
   """
-  from jax.experimental import pallas as pl  # here, so that losses without kernels do not load it
+  from jax.experimental import pallas as pl  # imported here so that losses without kernels do not load it
 
   tiles, count = tiles or _fitting(FORWARD, queries), len(operands)
 
@@ -202,7 +205,7 @@ def gradient(
   tiles: Tiles | None = None,
   interpret: bool = False,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-  """The gradient with respect to x, whose rows are queries (`of_rows`), keys of the queries y (`of_columns`), or both.
+  """The gradient with respect to x, whose rows are queries (`of_rows`), keys for the queries y (`of_columns`), or both.
 
   Shapes: [X, D], [X], [Y, D], [Y] -> [X, D], and [X] for each operand of `of_rows`.
   """
@@ -247,7 +250,7 @@ def gradient(
 
 
 def _call(kernel, by_row, by_column, outs, tiles, interpret):
-  """Runs a kernel on each block of rows, with all columns; `outs` are the shapes of its results for one row."""
+  """Runs a kernel on each block of rows, with access to all columns; `outs` are the shapes of its results per row."""
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import triton as plgpu
 
@@ -275,27 +278,27 @@ def _fitting(tiles: Tiles, x: jax.Array) -> Tiles:
 
 
 def _width(x: jax.Array) -> int:
-  """Arrays on the chip have sizes of powers of 2."""
+  """The width of x, padded to a power of 2 as the kernels require."""
   return max(16, 1 << (x.shape[1] - 1).bit_length())
 
 
 def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """x [N, D] as the sum of two arrays of bfloat16, with the width padded by zeros."""
+  """Splits x [N, D] into a sum of two bfloat16 arrays, with the width padded by zeros."""
   x = jnp.pad(x, [(0, 0), (0, _width(x) - x.shape[1])])
-  hi = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)  # XLA may leave out a conversion and back
+  hi = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)  # XLA may remove a conversion to bfloat16 and back
   return hi.astype(jnp.bfloat16), (x - hi).astype(jnp.bfloat16)
 
 
 def _dot(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
-  """The product of x [m, k] with y, [k, n] if axis is 0 and [n, k] if it is 1, in float32."""
+  """The float32 product of x [m, k] and y, which is [k, n] if axis is 0 and [n, k] if it is 1."""
   return jax.lax.dot_general(x, y, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def _products(hi, lo, k_hi, k_lo):
-  """Similarities [x, y] of split rows and columns, the small parts first."""
+  """The similarities [x, y] of split rows and columns; the small terms are added first."""
   return _dot(hi, k_lo, 1) + _dot(lo, k_hi, 1) + _dot(hi, k_hi, 1)
 
 
 def _inside(j, size: int, total: int) -> jax.Array:
-  """[1, size], whether each column of the j-th block is one of the first `total`."""
+  """bool [1, size]: which columns of the j-th block are among the first `total`; the others are padding."""
   return (j * size + jnp.arange(size) < total)[None]

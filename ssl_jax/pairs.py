@@ -1,17 +1,18 @@
-"""From embeddings to the similarities of each query with its positives and its negatives.
+"""Turns embeddings into the similarities of each query with its positives and negatives.
 
-This is the only module that knows where negatives come from. Each function returns `Pairs`, which any loss of
-`ssl_jax.losses` takes. Embeddings are `[B, D]`, of any scale and float type; they are normalized here. Similarities are
-float32.
+Each function chooses the negatives in its own way and returns `Pairs`, the input of the contrastive losses in
+`ssl_jax.losses`. Embeddings are `[B, D]`, of any scale and float type. They are normalized here, unless `similarity` is
+'dot' or 'euclidean'. Similarities are float32.
 
-Several devices: with `axis_name`, the queries are those of this device and the negatives those of all devices. Take the
-mean over the queries of this device, differentiate it, and average the gradients with `lax.pmean`: the result is the
-gradient of the mean over all queries, because gradients flow through the gathered embeddings. This holds under
-`jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
+Multiple devices: with `axis_name`, the queries are those of this device, and the negatives come from all devices.
+Differentiate the mean over this device's queries, and average the gradients with `lax.pmean`. Because gradients flow
+through the gathered embeddings, the result is the gradient of the mean over all queries. This holds under `jax.pmap`
+and under `jax.shard_map(..., check_vma=False)`.
 
-To save memory, a `block` above 0 makes `neg` a `NegativeBlocks`: a loss then computes the similarities of that many
-queries at a time, with the same values and gradients. On an NVIDIA GPU, losses that only sum over negatives keep them
-on the chip (`ssl_jax.stream`). With `ring`, keys travel from device to device instead of being gathered.
+To save memory, set `block` above 0: `neg` is then a `NegativeBlocks`, and a loss computes the similarities of that many
+queries at a time, with the same values and gradients. On an NVIDIA GPU, losses that only sum over negatives keep the
+similarities in on-chip memory (`ssl_jax.stream`). With `ring`, keys are passed from device to device instead of being
+gathered.
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ from ssl_jax.stream import Source, Stream
 )
 @dataclasses.dataclass(frozen=True)
 class NegativeBlocks:
-  """Negatives that are computed block by block: the `neg` and `where` of `Pairs` never exist as a whole.
+  """Negatives that are computed block by block: the full `neg` and `where` of `Pairs` are never stored.
 
   Attributes:
     queries: `[Q, D]`.
@@ -44,9 +45,10 @@ class NegativeBlocks:
     own: integers `[Q]`, the instance of each query.
     instances: integers `[M]`, the instance of each key; a key is a negative of every query of another instance.
     similarity: 'cosine', 'dot' or 'euclidean'.
-    block: the largest number of queries at a time.
-    symmetric: whether the queries are the keys.
-    axis_name: the axis of a ring, where `keys` and `instances` are those of this device only; None without a ring.
+    block: the maximum number of queries computed at a time.
+    symmetric: whether the queries are also the keys.
+    axis_name: the mapped axis of a ring, in which `keys` and `instances` are only those of this device; None without a
+      ring.
 
   >>> blocks = in_batch(jnp.eye(3), jnp.eye(3), block=2).neg
   >>> blocks.map(lambda neg, where: jnp.sum(where, axis=1)).tolist()
@@ -63,27 +65,28 @@ class NegativeBlocks:
   axis_name: str | None = None
 
   def stream(self) -> Stream | None:
-    """The similarities for a loss that only sums over negatives; None where they are not plain products."""
+    """The similarities for a loss that only sums over negatives; None if they are not dot products."""
     if self.similarity == 'euclidean':
       return None
     keys = None if self.symmetric and self.axis_name is None else self.keys
     return Stream(Source(self.queries, keys, self.own, self.instances, self.block, self.axis_name))
 
   def map(self, function: Callable[..., Any], *by_query: Any) -> Any:
-    """function(neg [b, M], where [b, M], *by_query [b, ...]) -> [b, ...] of all blocks.  by_query [Q, ...] -> [Q, ...]
+    """Applies function(neg [b, M], where [b, M], *by_query [b, ...]) -> [b, ...] to each block.  [Q, ...] -> [Q, ...]
 
-    The backward pass recomputes each block instead of storing its intermediate values. The keys of a ring are gathered.
+    The backward pass recomputes each block instead of storing its intermediate values. With a ring, the keys are
+    gathered first.
     """
     keys, instances = (gather(x, self.axis_name) for x in (self.keys, self.instances))
     total = len(self.queries)
     count = -(-total // self.block)
-    size = -(-total // count)  # nearly equal blocks, so that there is little padding
+    size = -(-total // count)  # blocks of nearly equal size, to minimize padding
 
-    def split(x):  # padded with the last query, because a temperature must not be 0
+    def split(x):  # repeats the last query as padding, because a temperature must not be 0
       padding = [(0, count * size - total), *[(0, 0)] * (x.ndim - 1)]
       return jnp.pad(x, padding, mode='edge').reshape(count, size, *x.shape[1:])
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)  # the loop prevents it already
+    @functools.partial(jax.checkpoint, prevent_cse=False)  # `lax.map` already prevents it
     def of_block(queries, own, by_query):
       neg = _similarities(queries, keys, self.similarity)
       return function(neg, own[:, None] != instances[None], *by_query)
@@ -99,8 +102,8 @@ class Pairs(NamedTuple):
   Attributes:
     pos: `[Q, K]`, with the K positives of each query.
     neg: `[Q, M]`, with M keys, -inf for keys that are not negatives; or `NegativeBlocks`, if `block` is above 0.
-    where: `[Q, M]`, True where `neg` is a negative; None with `NegativeBlocks`, which have their own mask. A loss that
-      is not given it takes it from `neg`.
+    where: `[Q, M]`, True where `neg` is a negative; None with `NegativeBlocks`, which have their own mask. A loss
+      called without `where` derives it from `neg`.
 
   >>> Pairs(pos=jnp.ones((1, 1)), neg=jnp.zeros((1, 2)), where=jnp.ones((1, 2), bool)).neg.shape
   (1, 2)
@@ -116,10 +119,10 @@ def in_batch(
 ) -> Pairs:
   """Every view of every other instance is a negative (SimCLR; with V > 2 views each has K = V - 1 positives).
 
-  V views `[B, D]` of B instances give V·B queries, view by view. The embeddings are normalized first if `similarity` is
-  'cosine'. The K = V - 1 positives of a query are the other views of its instance, in the order of the views. `neg` is
-  one product with all V·N embeddings of the N instances of all devices; `where` excludes the V views of the query's own
-  instance. `axis_name` is the name of a mapped axis of `jax.pmap` or `jax.shard_map`.
+  V views `[B, D]` of B instances give V·B queries, ordered view by view. The embeddings are normalized first if
+  `similarity` is 'cosine'. The K = V - 1 positives of a query are the other views of its instance, in the order of the
+  views. `neg` contains the similarities with all V·N embeddings of the N instances on all devices; `where` excludes the
+  V views of the query's own instance. `axis_name` is the name of a mapped axis of `jax.pmap` or `jax.shard_map`.
 
   >>> pos, neg, where = in_batch(jnp.eye(3), jnp.eye(3))
   >>> pos.shape, neg.shape, int(where[0].sum())
@@ -139,10 +142,11 @@ def in_batch(
 def by_view_pair(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
   """The pairs of the CACR authors' code, whose softmax over negatives never mixes views.
 
-  For each pair of views x < y, the negatives of x of an instance are the y of every other instance. Each pair gives two
-  blocks of B queries with these negatives: one with the positives of x and one with those of y (the other K = V - 1
-  views). That makes V(V - 1)·B queries. For a separable loss, a term of the positives plus a term of the negatives
-  (`cacr`, `balanced`, `simple`, ...), the mean over the queries is the authors' mean over views plus mean over pairs.
+  For each pair of views x < y, the negatives of an instance's view x are the views y of all other instances. Each pair
+  gives two blocks of B queries with these negatives: one with the positives of x and one with those of y (the other
+  K = V - 1 views). This gives V(V - 1)·B queries. If the loss is separable, i.e. a term of the positives plus a term of
+  the negatives (`cacr`, `balanced`, `simple`, ...), the mean over the queries is the authors' mean over views plus
+  their mean over pairs.
 
   >>> pos, neg, where = by_view_pair(jnp.eye(4), jnp.eye(4), jnp.eye(4))
   >>> pos.shape, neg.shape, int(where[0].sum())
@@ -161,10 +165,10 @@ def by_view_pair(*views: jax.Array, axis_name: str | None = None, similarity: st
 
 
 def across_views(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
-  """Each ordered pair of views on its own (CMC, Tian et al. 2019, Eq. 8).
+  """Contrasts each ordered pair of views separately (CMC, Tian et al. 2019, Eq. 8).
 
-  For each pair (x, y), in the order of `itertools.permutations`, the positive of x of an instance is its y, and the
-  negatives are the y of every other instance: V(V - 1)·B queries with one positive each.
+  For each pair (x, y), in the order of `itertools.permutations`, the positive of an instance's view x is its view y,
+  and the negatives are the views y of all other instances: V(V - 1)·B queries with one positive each.
 
   >>> pos, neg, where = across_views(jnp.eye(4), jnp.eye(4), jnp.eye(4))
   >>> pos.shape, neg.shape, int(where[0].sum())
@@ -191,8 +195,8 @@ def with_keys(
   """The keys of other instances are the negatives (MoCo v3; one direction of a symmetric loss).
 
   `query` is `[B, D]`, `key` `[B, D]` or, for K positives, `[B, K, D]`: views of the same instances, usually from two
-  encoders. All K keys of every other instance are negatives, instance by instance. A `queue` `[M, D]`, the same on
-  every device, adds keys of earlier batches to them (cross-batch memory, Wang et al. 2020).
+  encoders. All K keys of every other instance are negatives, ordered by instance. A `queue` `[M, D]`, the same on every
+  device, adds keys of earlier batches as negatives (cross-batch memory, Wang et al. 2020).
 
   >>> pos, neg, where = with_keys(jnp.eye(3), jnp.eye(3))
   >>> pos.shape, neg.shape, int(where[0].sum())
@@ -259,9 +263,9 @@ def with_bank(
 ) -> Pairs:
   """The entries of a memory bank are the keys (Wu et al. 2018; Wang & Liu 2021, sec. 5.1).
 
-  `bank` `[N, D]` has an entry for each training example, the same on every device. The positive of the example
-  `index[b]` is its own entry. The negatives are all other entries, or the entries `negatives`, integers `[M]` for all
-  queries or `[B, M]` for each query, except the query's own.
+  `bank` `[N, D]`, the same on every device, has one entry per training example. Query b belongs to the example
+  `index[b]`, whose entry is its positive. The negatives are all other entries, or those listed in `negatives`: integers
+  `[M]` for all queries, or `[B, M]` for each query. The query's own entry is never a negative.
 
   >>> pos, neg, where = with_bank(jnp.eye(2), jnp.eye(4, 2), index=jnp.array([3, 0]))
   >>> pos.shape, neg.shape, where.tolist()
@@ -284,7 +288,7 @@ def with_bank(
 
 
 def check_block(block: int) -> None:
-  """Raises a ValueError unless `block` is a number of queries.
+  """Raises a ValueError unless `block` is an integer of at least 0.
 
   >>> check_block(1024)
   """
@@ -300,7 +304,7 @@ def check_similarity(similarity: str) -> None:
 
 
 def check_ring(ring: bool, block: int) -> None:
-  """Raises a ValueError if there is a ring without blocks.
+  """Raises a ValueError if `ring` is set without a `block`.
 
   >>> check_ring(True, block=1024)
   """
@@ -308,7 +312,7 @@ def check_ring(ring: bool, block: int) -> None:
 
 
 def _ring_axis(ring: bool, axis_name: str | None, block: int) -> str | None:
-  """The axis that keys travel along, None where there is no ring."""
+  """The mapped axis along which keys are passed; None without a ring."""
   check_ring(ring, block)
   return axis_name if ring else None
 
@@ -333,7 +337,7 @@ def gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
 
 
 def _gathered_views(views, axis_name: str | None, similarity: str) -> tuple[jax.Array, jax.Array]:
-  """[V, B, D] of this device and [V, N, D] of all devices."""
+  """The views [V, B, D] of this device and [V, N, D] of all devices."""
   if len(views) < 2:
     raise ValueError(f'views = {len(views)} arrays, but contrast needs at least 2 views of the same instances')
   chex.assert_rank(views, 2)
@@ -343,7 +347,7 @@ def _gathered_views(views, axis_name: str | None, similarity: str) -> tuple[jax.
 
 
 def _instances(batch: int, total: int, axis_name: str | None, least: int = 2) -> tuple[jax.Array, jax.Array]:
-  """[B], [N]: positions in the global batch of the instances of this device and of all devices."""
+  """The positions in the global batch of the instances of this device, [B], and of all devices, [N]."""
   if total < least:
     raise ValueError(f'batch = {total} instance leaves no negatives: give at least 2')
   first = 0 if axis_name is None else jax.lax.axis_index(axis_name) * batch
@@ -351,7 +355,7 @@ def _instances(batch: int, total: int, axis_name: str | None, least: int = 2) ->
 
 
 def _not_own(batch: int, total: int, axis_name: str | None) -> jax.Array:
-  """[B, N], False where the key belongs to the query's own instance."""
+  """bool [B, N], False where the key belongs to the query's own instance."""
   own, instances = _instances(batch, total, axis_name)
   return own[:, None] != instances[None]
 
@@ -375,7 +379,7 @@ def _negatives(
 
 
 def _masked(neg: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The negatives, -inf where `where` is False, so that they carry their mask; and the mask."""
+  """`neg` with -inf where `where` is False, so that it contains its mask; and the mask."""
   return jnp.where(where, neg, -jnp.inf), where
 
 
@@ -389,7 +393,7 @@ def _positives(views: jax.Array, similarity: str) -> jax.Array:
 
 def _similarities(queries: jax.Array, keys: jax.Array, similarity: str) -> jax.Array:
   """[Q, D], [M, D] -> [Q, M]"""
-  if similarity == 'euclidean':  # distances do not depend on the origin, and a near one loses fewer digits
+  if similarity == 'euclidean':  # moving the origin to the mean key keeps the distances and reduces rounding errors
     origin = jax.lax.stop_gradient(jnp.mean(keys, axis=0, keepdims=True))
     queries, keys = queries - origin, keys - origin
   # Accelerators multiply float32 in lower precision by default: at tau = 0.01 the error would be as large as the loss.
@@ -408,6 +412,6 @@ def _row_similarities(x: jax.Array, y: jax.Array, similarity: str) -> jax.Array:
 
 
 def _safe_sqrt(square: jax.Array) -> jax.Array:
-  """The square root; value and gradient are 0 for a square that is 0 up to rounding."""
+  """The square root, with value and gradient 0 where the square is 0 up to rounding."""
   tiny = square < 1e-24
   return jnp.where(tiny, 0, jnp.sqrt(jnp.where(tiny, 1, square)))

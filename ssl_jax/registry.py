@@ -1,8 +1,8 @@
-"""From a config section, `name` and parameters, to the thing that it names, with every mistake as one line.
+"""Builds what a config section names, from its `name` and parameters. Every error message is one line.
 
 A table maps names to functions, classes or partials of them. `build` finds the entry, checks that it takes the given
-parameters, and calls it; `find` does the same without the call. The entry checks the values of its parameters with
-`require`, so that they are checked for callers without a config as well.
+parameters, and calls it; `find` does the same without the call. The entry itself checks the values of its parameters
+with `require`, so that calls without a config are checked, too.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from typing import Any, NamedTuple, TypeGuard
 import jax
 import numpy as np
 
-LISTED = 50  # names in an error message, at most
-LONGEST = 300  # characters of a value in an error message, at most
+LISTED = 50  # maximum number of names in an error message
+LONGEST = 300  # maximum length of a value in an error message
 
-# The range of numbers in float32, without those below the smallest normal one, which devices round to 0.
+# The smallest and the largest normal float32 number. Devices round smaller (subnormal) numbers to 0.
 FLOAT32 = (float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max))
 
 
 class Found(NamedTuple):
-  """An entry of a table, and the parameters that a config section gives it.
+  """A table entry, and the parameters that a config section gives it.
 
   >>> Found('round', round, {'ndigits': 1}).entry(0.26, ndigits=1)
   0.3
@@ -42,8 +42,8 @@ def find(section: str, spec: Mapping[str, Any], table: Mapping[str, Callable], g
   """The entry of `table` that `spec` names, and its parameters, checked against the entry's signature.
 
   Args:
-    section: where the spec stands in the config, for messages.
-    spec: a mapping with `name` and the parameters of what it names.
+    section: the path of the spec in the config, for error messages.
+    spec: a mapping with `name` and the parameters of the named entry.
     table: functions, classes or partials by name; the keywords of a partial are defaults.
     given: arguments that the caller provides, which the spec must not set.
 
@@ -65,7 +65,7 @@ def find(section: str, spec: Mapping[str, Any], table: Mapping[str, Callable], g
       raise ValueError(f'{section}.{key} = {show(value)} is not a parameter of {name!r}: {nearest(key, known)}')
     _require_type(f'{section}.{key}', value, known[key])
     if isinstance(value, int) and abs(value) > 2**24 and known[key].annotation is float:
-      parameters[key] = float(value)  # jax would read it, or 1 + it, as an int32
+      parameters[key] = float(value)  # jax would convert the int, or 1 + the int, to int32
   for key, parameter in known.items():
     if parameter.default is parameter.empty and key not in parameters:
       raise ValueError(f'{section}.{key} is missing: {name!r} needs {", ".join(known)}')
@@ -73,9 +73,9 @@ def find(section: str, spec: Mapping[str, Any], table: Mapping[str, Callable], g
 
 
 def _require_type(name: str, value: Any, parameter: inspect.Parameter) -> None:
-  """Raises a ValueError for a value that a parameter annotated as a bool, a number or a text cannot take.
+  """Raises a ValueError for a value of the wrong type, if the parameter is annotated as a bool, number or string.
 
-  What is built checks the rest, with words of its own: the ranges of numbers, schedules in place of a float, tuples.
+  The entry itself checks everything else: ranges of numbers, schedules in place of a float, tuples.
   """
   annotation = parameter.annotation
   kinds = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
@@ -97,7 +97,7 @@ def _or_none(kinds: Collection[Any]) -> str:
 
 
 def build(section: str, spec: Mapping[str, Any], table: Mapping[str, Callable], **given: Any) -> Any:
-  """What `spec` names in `table`, called with its parameters and with those of `given` that it takes.
+  """Calls the entry of `table` that `spec` names with its parameters, and with those in `given` that it takes.
 
   >>> build('number', dict(name='complex', imag=2.0), {'complex': complex}, real=1.0)
   (1+2j)
@@ -110,7 +110,7 @@ def build(section: str, spec: Mapping[str, Any], table: Mapping[str, Callable], 
 
 @functools.cache
 def arguments(entry: Callable) -> dict[str, inspect.Parameter]:
-  """The arguments of a function, of a class or of a partial of either; those that flax adds to a module are left out.
+  """The arguments of a function, a class or a partial of either, without those that flax adds to a module.
 
   >>> list(arguments(functools.partial(round, ndigits=1)))
   ['number', 'ndigits']
@@ -121,7 +121,7 @@ def arguments(entry: Callable) -> dict[str, inspect.Parameter]:
 
 
 def nearest(name: Any, known: Collection[str]) -> str:
-  """How to fix a wrong name: "did you mean 'cosine'?", or the names there are.
+  """A hint that fixes a wrong name: "did you mean 'cosine'?", or a list of the known names.
 
   >>> nearest('cosin', ['constant', 'cosine'])
   "did you mean 'cosine'?"
@@ -136,7 +136,7 @@ def nearest(name: Any, known: Collection[str]) -> str:
 def require(name: str, value: Any, holds: Callable[[Any], Any], must_be: str) -> None:
   """Raises a ValueError, '{name} = {value} must be {must_be}', unless `holds(value)`.
 
-  A value known only inside jit is not checked.
+  A traced value is not checked.
 
   >>> require('fraction', 0.5, lambda x: 0 < x <= 1, 'in (0, 1]')
   """
@@ -144,19 +144,19 @@ def require(name: str, value: Any, holds: Callable[[Any], Any], must_be: str) ->
     return
   try:
     valid = bool(holds(_concrete(value)))
-  except (TypeError, ValueError, IndexError, OverflowError):  # a value of another type
+  except (TypeError, ValueError, IndexError, OverflowError):  # the value has the wrong type
     valid = False
   if not valid:
     raise ValueError(f'{name} = {show(value)} must be {must_be}')
 
 
 def _concrete(value: Any) -> Any:
-  """An array of jax as one of numpy: inside jit, jax would trace a comparison even if the array is known."""
+  """Converts a jax array to numpy: inside jit, jax would trace a comparison even of a concrete array."""
   return np.asarray(value) if isinstance(value, jax.Array) else value
 
 
 def is_number(value: Any) -> bool:
-  """Whether a value is a number, or a scalar array; True and False are not numbers.
+  """Whether a value is a number or an array; True and False do not count as numbers.
 
   >>> is_number(1), is_number(True), is_number('1')
   (True, False, False)
@@ -165,7 +165,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_whole(value: Any) -> bool:
-  """Whether a value is a whole number that 64 bits can hold; True and False are not numbers.
+  """Whether a value is an integer that fits in 64 bits; True and False do not count as numbers.
 
   >>> is_whole(2), is_whole(2.0), is_whole(True)
   (True, False, False)
@@ -174,7 +174,7 @@ def is_whole(value: Any) -> bool:
 
 
 def in_float32(value: Any) -> bool:
-  """Whether a value is a number that neither overflows nor vanishes in float32.
+  """Whether a value is a number that neither overflows nor underflows in float32.
 
   >>> in_float32(0.0), in_float32(1e-300), in_float32(1e300), in_float32(True)
   (True, False, False, False)
@@ -198,7 +198,7 @@ def require_positive(**values: Any) -> None:
 
 
 def require_bool(name: str, value: Any) -> None:
-  """Raises a ValueError unless the value is a bool; the text 'no' would count as True.
+  """Raises a ValueError unless the value is a bool; the string 'no', for example, would count as True.
 
   >>> require_bool('temperature.gradient', True)
   """
@@ -206,7 +206,7 @@ def require_bool(name: str, value: Any) -> None:
 
 
 def require_choice(name: str, value: Any, known: Collection[str]) -> None:
-  """Raises a ValueError with the nearest choice unless the value is one of those known.
+  """Raises a ValueError that suggests the nearest choice, unless the value is one of `known`.
 
   >>> require_choice('eval.vote', 'majority', ['cosine', 'majority'])
   """
@@ -216,7 +216,7 @@ def require_choice(name: str, value: Any, known: Collection[str]) -> None:
 
 @contextlib.contextmanager
 def prefix(section: str) -> Iterator[None]:
-  """In `with prefix('temperature')`, the ValueError 'tau = ...' reads 'temperature.tau = ...'.
+  """Inside `with prefix('temperature')`, the ValueError 'tau = ...' becomes 'temperature.tau = ...'.
 
   >>> with prefix('temperature'):
   ...   require_positive(tau=0.2)
@@ -228,7 +228,7 @@ def prefix(section: str) -> Iterator[None]:
 
 
 def is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
-  """Whether a value is a dict or like one: an ml_collections.ConfigDict is not a `Mapping`.
+  """Whether a value is a dict or dict-like; an ml_collections.ConfigDict is, although it is not a `Mapping`.
 
   >>> is_mapping(dict(name='constant')), is_mapping(0.2)
   (True, False)
@@ -237,7 +237,7 @@ def is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def plain(spec: Mapping[str, Any]) -> dict[str, Any]:
-  """A section as nested dicts, which print in one line.
+  """Converts a section to nested dicts, which print on one line.
 
   >>> plain({'name': 'cosine', 'tau_min': {'name': 'linear_schedule'}})
   {'name': 'cosine', 'tau_min': {'name': 'linear_schedule'}}
@@ -246,7 +246,7 @@ def plain(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(value: Any) -> str:
-  """A value in a message, in one line of limited length: scalars of jax and numpy as numbers, sections as dicts.
+  """Formats a value for a message, on one line of limited length: array scalars as numbers, sections as dicts.
 
   >>> show(np.float32(0.5)), show(10**400)
   ('0.5', '1e+400')

@@ -1,14 +1,14 @@
-"""Similarities [Q, M] that exist only a block at a time, and their reductions over the keys.
+"""Similarities [Q, M] that are computed one block at a time, and their reductions over the keys.
 
-A `Stream` stands for an array [Q, M], an elementwise function of the products of Q queries with M keys. Arithmetic on
-it makes another one; `logsumexp`, `softmax_mean` and `sum` reduce it to [Q]. Nothing of size [Q, M] is ever stored: the
-forward pass keeps the logarithm of each query's sum, and the backward pass computes the similarities again.
+A `Stream` represents an array [Q, M], an elementwise function of the dot products of Q queries and M keys. Arithmetic
+on a stream gives another stream; `logsumexp`, `softmax_mean` and `sum` reduce it to [Q]. No array of size [Q, M] is
+stored: the forward pass keeps the logsumexp of each query, and the backward pass recomputes the similarities.
 
-On an NVIDIA GPU a block lives on the chip (`ssl_jax.kernels`). Elsewhere, and as the oracle of the kernels, blocks of
-queries follow one another in plain JAX. Both share `tile_sums` and `tile_gradient`.
+On an NVIDIA GPU, a block stays in on-chip memory (`ssl_jax.kernels`). Elsewhere, and as a reference for testing the
+kernels, plain JAX loops over blocks of queries. Both use `tile_sums` and `tile_gradient`.
 
-Over devices, `axis_name` sends the keys around in a ring (`ppermute`), so that no device ever holds all of them. Values
-and gradients are those of gathered keys, in the sense of `ssl_jax.pairs`.
+On multiple devices, `axis_name` passes the keys around a ring (`ppermute`), so that no device ever holds all keys.
+Values and gradients are the same as with gathered keys (see `ssl_jax.pairs`).
 """
 
 import contextlib
@@ -29,12 +29,12 @@ _form = 'auto'
 
 
 class NotStreamableError(Exception):
-  """A function of the similarity closes over more than scalars."""
+  """A function of the similarity closes over something other than floating-point scalars."""
 
 
 @contextlib.contextmanager
 def form(name: str) -> Iterator[None]:
-  """Sets how reductions are traced: 'plain' JAX, a 'kernel', a kernel in 'interpret' mode, or what suits ('auto').
+  """Sets how reductions are computed: in 'plain' JAX, by a 'kernel', by a kernel in 'interpret' mode, or 'auto'.
 
   >>> with form('plain'):
   ...   pass
@@ -48,10 +48,10 @@ def form(name: str) -> Iterator[None]:
 
 
 class Source(NamedTuple):
-  """The products of a stream: `queries` [Q, D] with `keys` [M, D], or with the queries themselves if `keys` is None.
+  """The factors of a stream's dot products: `queries` [Q, D] and `keys` [M, D]; if `keys` is None, queries twice.
 
   `own` [Q] and `instances` [M] are integers: a key is a negative of every query of another instance. `block` is the
-  number of queries at a time in plain JAX. With `axis_name`, the keys of every device take part.
+  number of queries computed at a time in plain JAX. With `axis_name`, the keys of all devices are used.
   """
 
   queries: jax.Array
@@ -64,11 +64,11 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-  """function(s, *operands), an array [Q, M] of which only reductions over the keys exist.
+  """A virtual array [Q, M], function(s, *operands), of which only reductions over the keys are computed.
 
   Attributes:
     source: where the similarities s come from.
-    function: of a scalar s and a scalar of each operand, traceable by JAX. It may close over traced scalars.
+    function: takes a scalar s and one scalar per operand; traceable by JAX. It may close over traced scalars.
     operands: arrays [Q], one value per query.
 
   >>> source = Source(jnp.eye(3), None, jnp.arange(3), jnp.arange(3), block=2)
@@ -141,9 +141,9 @@ class Stream:
 
 
 class _Plan(NamedTuple):
-  """What a reduction is, apart from its arrays."""
+  """The static part of a reduction, without its arrays."""
 
-  jaxpr: Any  # (s, *operands) -> (logit,) or (logit, value), of scalars; its constants are the last operands
+  jaxpr: Any  # scalars (s, *operands) -> (logit,) or (logit, value); its constants are the last operands
   values: bool
   block: int
   axis_name: str | None
@@ -221,13 +221,13 @@ _total.defvjp(_total_forward, _total_backward)
 
 
 def _next(arrays: Any, axis_name: str) -> Any:
-  """The arrays of the device before this one in the ring."""
+  """The arrays of the previous device in the ring."""
   size = jax.lax.axis_size(axis_name)
   return jax.lax.ppermute(arrays, axis_name, [(i, (i + 1) % size) for i in range(size)])
 
 
 def _merge(one, other):
-  """(logsumexp, mean) of the keys of both."""
+  """Combines the (logsumexp, mean) of two sets of keys into that of their union."""
   both = jnp.logaddexp(one[0], other[0])
   shares = jnp.exp(one[0] - both), jnp.exp(other[0] - both)
   return both, *(shares[0] * x + shares[1] * y for x, y in zip(one[1:], other[1:], strict=True))
@@ -251,7 +251,7 @@ def _kernel_sums(plan, queries, own, operands, keys, instances, *, interpret):
 
 def _kernel_gradient(plan, queries, own, stats, keys, instances, *, interpret):
   of = functools.partial(kernels.gradient, plan.function, interpret=interpret)
-  if keys is None:  # the rows are queries and keys at once: the similarities are computed once for both
+  if keys is None:  # each row is both a query and a key: the similarities are computed once for both
     d_queries, d_operands = of(queries, own, queries, instances, of_rows=stats, of_columns=stats)
     return d_queries, None, d_operands
   d_queries, d_operands = of(queries, own, keys, instances, of_rows=stats, of_columns=None)
@@ -260,7 +260,7 @@ def _kernel_gradient(plan, queries, own, stats, keys, instances, *, interpret):
 
 
 def _in_blocks(plan, function, start, *by_query):
-  """A scan over blocks of queries of nearly equal size, padded with the last one: (carry, results [Q, ...])."""
+  """Scans over blocks of queries of nearly equal size, padded with the last query.  -> (carry, results [Q, ...])"""
   total = len(by_query[0])
   count = -(-total // plan.block)
   size = -(-total // count)

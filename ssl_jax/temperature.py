@@ -1,9 +1,9 @@
-"""Temperatures: functions of the similarity, schedules of the step, learnable and adaptive ones.
+"""Temperatures: functions of the similarity, schedules over the steps, and learnable and adaptive temperatures.
 
-A loss takes a `Temperature`: a number, an array (a scalar, or `[Q]` with one value per query), or a function `s -> tau`
-of the similarity, elementwise. `scale` is the only place that divides a similarity by it, and the only place that
-decides about its gradient: a function sees the similarity with its gradient stopped, as in DySTreSS Alg. 3, unless it
-is wrapped in `with_gradient`.
+A loss takes a `Temperature`: a number, an array (a scalar, or `[Q]` with one value per query), or an elementwise
+function `s -> tau` of the similarity. `scale` divides similarities by a temperature and decides about its gradient: a
+function receives the similarity with its gradient stopped, as in DySTreSS Alg. 3, unless it is wrapped in
+`with_gradient`.
 
 Papers: DySTreSS (Manna et al. 2024), the schedule of Kukleva et al. 2023, MACL (Huang et al. 2023), CLIP (Radford et
 al. 2021).
@@ -73,7 +73,7 @@ def _scaled_stream(s: Stream, temperature: Temperature) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class with_gradient:
-  """Lets the gradient flow through a temperature function, which gives the gradients of DySTreSS Eq. 6-7.
+  """Lets the gradient flow through a temperature function, as in DySTreSS Eq. 6-7.
 
   >>> print(jax.grad(scale)(0.5, with_gradient(linear(0.1, 0.3))).round(3))  # (tau - s tau') / tau^2
   2.5
@@ -111,9 +111,9 @@ def cosine(tau_min: float, tau_max: float) -> Temperature:
 def shifted_cosine(tau_min: float, tau_max: float, shift: float, scale: float) -> Temperature:
   """tau_min + (tau_max - tau_min) (1 + cos(pi (shift + s) / scale)) / 2 on one side of s = -shift (DySTreSS, Alg. 2).
 
-  That side is s <= -shift when shift <= 0 and s >= -shift when shift > 0; on the other side tau is tau_max. The lowest
-  temperature is at -shift ∓ scale. A shift of 0 puts the whole curve in the left half plane ("version 3" of sec. 5.8),
-  where Alg. 2 as printed would put it in both. With scale = (1 + |shift|) / 2, as in Table 15, tau(±1) = tau_max.
+  That side is s <= -shift if shift <= 0 and s >= -shift if shift > 0; on the other side, tau is tau_max. The lowest
+  temperature is at -shift ∓ scale. With a shift of 0, the whole curve is in the left half plane ("version 3" of sec.
+  5.8); Alg. 2 as printed would put it in both. With scale = (1 + |shift|) / 2, as in Table 15, tau(±1) = tau_max.
 
   >>> print(shifted_cosine(0.1, 0.2, shift=-0.4, scale=0.7)(jnp.array([-1.0, -0.3, 0.7])).round(3))
   [0.2 0.1 0.2]
@@ -142,8 +142,8 @@ def linear(tau_min: float, tau_max: float) -> Temperature:
 def exponential(tau_min: float, tau_max: float, rate: float = 1.0) -> Temperature:
   """tau_min + (tau_max - tau_min) (e^(rate |s|) - 1) / (e^rate - 1) (DySTreSS, Table 10, which prints no formula).
 
-  A positive rate is convex. A negative one is concave: the authors' code has 0.2 - 0.1 e^(-3.5 |s|), which is
-  exponential(0.1, 0.2 - 0.1 e^(-3.5), rate=-3.5).
+  The curve is convex for a positive rate and concave for a negative one. The authors' code has 0.2 - 0.1 e^(-3.5 |s|),
+  which is exponential(0.1, 0.2 - 0.1 e^(-3.5), rate=-3.5).
 
   >>> print(exponential(0.1, 0.2)(jnp.array([-1.0, 0.0])).round(3))
   [0.2 0.1]
@@ -169,7 +169,7 @@ def ode_solution(delta: float, k: float, c: float) -> Temperature:
   """s / log(delta k s - c), the solution of the differential equation of DySTreSS (Eq. 13-14), for its Fig. 2.
 
   tau(-1) = tau_max at c = -delta k - exp(-1 / tau_max), and tau(1) = tau_max at c = delta k - exp(1 / tau_max), where
-  Eq. 15 misprints the sign of delta k. Nothing keeps it positive or finite: it is a curve to plot, not to train with.
+  Eq. 15 misprints the sign of delta k. It can be negative or infinite, so use it for plots, not for training.
 
   >>> print(ode_solution(0.1, 1.0, c=0.1 - math.exp(1 / 0.2))(1.0).round(3))
   0.2
@@ -182,7 +182,9 @@ def ode_solution(delta: float, k: float, c: float) -> Temperature:
 
 @dataclasses.dataclass(frozen=True)
 class OfStep:
-  """A function of the step, with the steps at which it is extreme. Its type tells it from a function of the similarity.
+  """A function of the step. Its type distinguishes it from a function of the similarity.
+
+  `turns` are the steps at which the function has its extremes.
 
   >>> print(OfStep(lambda step: 0.1 * step, turns=(0, 1))(1))
   0.1
@@ -198,9 +200,10 @@ class OfStep:
 def linear_schedule(
   start: float, end: float, epochs: float | None = None, *, steps_per_epoch: float = 1, total_steps: float = 1
 ) -> OfStep:
-  """From start to end in `epochs` (None: the whole training), then constant; for a temperature or any argument of one.
+  """Linear from start to end over `epochs` (None: all of training), then constant.
 
-  As the tau_min of `cosine` it raises the lowest temperature during training: DySTreSS's "stabilisation".
+  It can be the temperature or any argument of one. As the tau_min of `cosine`, it raises the lowest temperature during
+  training, which DySTreSS calls "stabilisation".
 
   >>> print(linear_schedule(0.1, 0.2, epochs=10, steps_per_epoch=2)(5).round(3))
   0.125
@@ -218,7 +221,7 @@ def cosine_schedule(
   """tau_min + (tau_max - tau_min) (1 + cos(2 pi step / period)) / 2, period in epochs (Kukleva et al. 2023).
 
   It starts at tau_max. The paper's code has tau_min 0.1, tau_max 1.0 and a period of 400 epochs (cos(pi epoch / 200)),
-  and changes once per epoch; this changes every step. A period of None is the whole training.
+  and updates once per epoch; this schedule updates every step. A period of None is the length of training.
 
   >>> print(cosine_schedule(0.1, 1.0, period=200)(jnp.array([0, 50, 100])).round(3))
   [1.   0.55 0.1 ]
@@ -235,8 +238,8 @@ def macl(
 ) -> jax.Array:
   """tau0 (1 + alpha (A - threshold)), A the mean similarity of the positives (MACL, Huang et al. 2023).  [Q, K] -> []
 
-  The alignment A is the mean over all devices of `axis_name`, and its gradient is stopped. Where the formula falls
-  below tau0 / 100, which takes a large alpha or threshold, the temperature is tau0 / 100.
+  The alignment A is the mean over all devices of `axis_name`, and its gradient is stopped. The temperature is at least
+  tau0 / 100; the formula is lower only for a large alpha or threshold.
 
   >>> print(macl(jnp.array([0.9, 0.7])).round(3))
   0.14
@@ -251,9 +254,9 @@ def macl(
 
 
 class Schedule(NamedTuple):
-  """The temperature of a run: `at(params, step)` is the temperature at a step, `init()` its parameters, if any.
+  """The temperature of a run: `at(params, step)` is its value at a step, `init()` its learnable parameters, if any.
 
-  `turns` are the steps at which it is extreme.
+  `turns` are the steps at which the temperature has its extremes.
 
   >>> from_config(0.2).at({}, 0), learnable().init().keys()
   (0.2, dict_keys(['log_inverse_tau']))
@@ -267,8 +270,8 @@ class Schedule(NamedTuple):
 def learnable(tau: float = 0.07, tau_min: float = 0.01, tau_max: float = 1.0) -> Schedule:
   """A learnable scalar, exp(-log_inverse_tau), kept in [tau_min, tau_max] (CLIP, which keeps it at or above 0.01).
 
-  CLIP clips the parameter after each update. Here the value is clipped, and outside the range the parameter receives
-  only the gradient that leads back into it.
+  CLIP clips the parameter after each update. Here the value is clipped; outside the range, the parameter receives only
+  gradients that move it back into the range.
 
   >>> schedule = learnable(tau=0.07)
   >>> print(schedule.at(schedule.init(), step=0).round(3))
@@ -298,10 +301,10 @@ def from_config(
 ) -> Schedule:
   """The temperature that a config section names, with every argument checked.
 
-  `spec` has the name of a function of this module and its arguments, durations in epochs. An argument of `constant` or
-  of a function of the similarity is a number or another such mapping: a schedule, or `learnable`. A function of the
-  similarity takes `gradient=True` (see `with_gradient`). A `spec` of None, or one that is named 'none', gives the
-  temperature None, for a loss without one.
+  `spec` holds the name of a function in this module and its arguments; durations are in epochs. An argument of
+  `constant` or of another function of the similarity is a number or a mapping for a schedule or for `learnable`. All
+  functions of the similarity but `constant` take `gradient=True` (see `with_gradient`). If `spec` is None or its name
+  is 'none', the temperature is None, for a loss that takes no temperature.
 
   >>> spec = dict(name='cosine', tau_min=dict(name='linear_schedule', start=0.1, end=0.2, epochs=10), tau_max=0.2)
   >>> print(from_config(spec).at({}, step=5)(0.0).round(3))
@@ -315,7 +318,7 @@ def from_config(
     return _number(section, spec)
   spec = plain(spec)
   if not isinstance(spec.get('name'), str):
-    find(section, spec, OF_SIMILARITY | OF_STEP)  # which explains what is wrong with the name
+    find(section, spec, OF_SIMILARITY | OF_STEP)  # raises an error that explains what is wrong with the name
   if spec['name'] not in OF_STEP:
     return _of_similarity(section, spec, clock)
   schedule = _of_step(section, spec, clock)
@@ -344,7 +347,7 @@ def _of_similarity(path: str, spec: dict[str, Any], clock: Mapping[str, float]) 
   require_bool(f'{path}.gradient', gradient)
   for key in arguments(OF_SIMILARITY.get(spec['name'], constant)).keys() & spec.keys():
     if not is_mapping(spec[key]):
-      _number(f'{path}.{key}', spec[key])  # with a hint at schedules
+      _number(f'{path}.{key}', spec[key])  # its error message mentions schedules
   found = find(path, spec, OF_SIMILARITY | OF_STEP)
   children = {
     key: _of_step(f'{path}.{key}', value, clock) if is_mapping(value) else _number(f'{path}.{key}', value)
@@ -365,14 +368,14 @@ def _of_similarity(path: str, spec: dict[str, Any], clock: Mapping[str, float]) 
     return with_gradient(temperature) if gradient else temperature
 
   _check_extremes(path, found, values, init(), turns)
-  if not any(map(is_mapping, found.parameters.values())):  # one object for all steps, so that nothing is traced twice
+  if not any(map(is_mapping, found.parameters.values())):  # one object for all steps, to avoid retracing
     fixed = at({}, 0)
     return Schedule(dict, lambda params, step: fixed)
   return Schedule(init, at, turns)
 
 
 def _check_extremes(path: str, found: Found, values: Callable, params: Any, turns: tuple[float, ...]) -> None:
-  """Calls the function, which checks its own arguments, where the schedules turn and at the ends of learned ranges."""
+  """Calls the function at the extremes of its schedules and learned ranges; it checks its own arguments."""
   shifts = (0, math.inf, -math.inf) if params else (0,)
   with prefix(path):
     for step in turns:
@@ -401,7 +404,7 @@ def _clip(x: jax.Array, low: float, high: float) -> jax.Array:
 
 
 def _clip_bwd(low, high, x, g):
-  outwards = ((x >= high) & (g < 0)) | ((x <= low) & (g > 0))  # descent moves x by -g
+  outwards = ((x >= high) & (g < 0)) | ((x <= low) & (g > 0))  # gradient descent moves x by -g
   return (jnp.where(outwards, 0, g),)
 
 

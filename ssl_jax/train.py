@@ -31,8 +31,8 @@ from ssl_jax.run.update import make_update, scan_update
 from ssl_jax.workdir import files, fork, metric_log, progress, wandb_log
 from ssl_jax.workdir.checkpoints import Checkpoints
 
-AGREE_EVERY = 10  # single steps between the points at which several processes agree to stop or to save
-IN_FLIGHT = 2  # single steps that are dispatched before the metrics of the first one are read
+AGREE_EVERY = 10  # single-step calls between the points at which processes agree to stop or to save
+IN_FLIGHT = 2  # single-step calls that may be pending before the metrics of the first are read
 
 Call = Callable[[State], tuple[State, dict[str, jax.Array]]]  # a dispatch of one or more steps
 
@@ -42,7 +42,7 @@ class Diverged(Exception):
 
 
 class Interrupted(Exception):
-  """The run was asked to stop, and everything is saved."""
+  """The run was asked to stop, and its state is saved."""
 
 
 def train(config: ConfigDict, workdir: str) -> dict:
@@ -57,7 +57,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
   evaluator = evaluator_of(run) if during or config.eval.at_end else None
   state = run.initial_state()
   with contextlib.ExitStack() as stack:
-    if not run.on_device:  # the workers' batches are shared memory in reference cycles: Python warns at exit otherwise
+    if not run.on_device:  # worker batches hold shared memory in reference cycles; otherwise Python warns at exit
       stack.callback(gc.collect)
     if parent:
       stack.callback(parent.close)
@@ -90,7 +90,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     run.modality.name: len(run.train),
     'steps': run.total_steps,
     'seconds': round(time.monotonic() - start, 1),
-    'compile_seconds': round(compile_seconds() - compiled, 1),  # of this process, if the run was resumed
+    'compile_seconds': round(compile_seconds() - compiled, 1),  # of this process only, even if the run was resumed
     'deterministic': config.deterministic,
     **({'fork': config.fork} if config.fork else {}),
     **_machine(run),
@@ -100,7 +100,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     summary['broken_images_skipped'] = sum(len(source.skipped) for source in used)
   metric_log.write_summary(workdir, summary, trained=first < run.total_steps)
   if evaluator and config.eval.at_end:
-    if any(_agreed(run.total_steps, 0, stop.is_set())):  # asked during the last step
+    if any(_agreed(run.total_steps, 0, stop.is_set())):  # a stop was requested during the last step
       raise Interrupted('trained and saved, stopped before the evaluation; the same command resumes here')
     evaluator.evaluate(run.devices.unreplicate(state), workdir)
   progress.finish(workdir, summary)
@@ -109,7 +109,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
 
 @dataclasses.dataclass
 class Loop:
-  """Trains a state to the end of the run, with the evaluations and checkpoints that are due."""
+  """Trains a state to the end of the run, and evaluates and saves it whenever that is due."""
 
   run: Run
   evaluator: Evaluator | None  # None: no evaluations during training
@@ -117,10 +117,10 @@ class Loop:
   log: metric_log.MetricLog
   display: progress.Plain
   stop: threading.Event
-  start: float  # when the training would have begun without interruptions, by time.monotonic
+  start: float  # the time.monotonic() at which an uninterrupted run would have started
 
   def run_from(self, state: State) -> tuple[State, dict]:
-    """Trains from `state`, on the host. Returns the last state, on the devices, and the last evaluation."""
+    """Trains from `state`, a host copy. Returns the final state, on the devices, and the last evaluation results."""
     run, step, results = self.run, int(state.step), {}
     if self.evaluator and step == 0 and run.config.eval.at_start:
       results = self._record(0, 'before training', self.evaluator.at_start(state))
@@ -132,7 +132,8 @@ class Loop:
     for call, count in _calls(run, step):
       state, metrics = call(state)
       step += count
-      # A call of one step returns when it is compiled, one of many when it is nearly over: its speed is not known.
+      # The first call compiles. A single-step call then returns at once, but a multi-step call returns only when it has
+      # nearly finished, so its speed cannot be measured.
       timed = compiled or count == 1
       if not compiled:
         compiled = True
@@ -142,13 +143,14 @@ class Loop:
       self.watch.add(step, count, metrics, timed)
       last = step == run.total_steps
       stopping, save = _agreed(step, count, self.stop.is_set(), self._minutes_due())
-      if last:  # saved before the evaluation, so that nothing is lost if that fails
+      if last:  # saved before the evaluation, so that nothing is lost if the evaluation fails
         self._save(state)
       if self.evaluator and (last or self._evaluation_due(step)):
         self.watch.drain()
         results = self._record(step, f'epoch {self.run.epoch(step):g}', self.evaluator.scores(state))
         self.watch.restart_clock()
-      if not last and (save or stopping or self._steps_due(step, count)):  # later, so that a resumed run has its row
+      # Saved after the evaluation, so that a resumed run has the row of the evaluation in its metrics.
+      if not last and (save or stopping or self._steps_due(step, count)):
         self._save(state)
       if stopping and not last:
         raise Interrupted(f'stopped at step {step} of {run.total_steps} and saved; the same command resumes here')
@@ -182,7 +184,7 @@ class Loop:
     return results
 
   def _evaluate_finished(self, state: State, step: int) -> dict:
-    """Evaluates a run that was complete already; its row may be missing if the evaluation failed before."""
+    """Evaluates a run that had already finished. Writes the row, if it is missing because an evaluation failed."""
     assert self.evaluator is not None
     results = self.evaluator.scores(state)
     if not any(row['step'] == step and results.keys() <= row.keys() for row in metric_log.read(self.log.workdir)):
@@ -191,7 +193,7 @@ class Loop:
 
 
 def _agreed(step: int, count: int, *wishes: bool) -> Sequence[bool]:
-  """For each wish, whether any process has it: all must act alike. After single steps they ask only rarely."""
+  """For each wish, whether any process has it: all must act alike. Single-step calls ask every `AGREE_EVERY` steps."""
   if jax.process_count() == 1:
     return wishes
   if count == 1 and step % AGREE_EVERY:
@@ -200,7 +202,7 @@ def _agreed(step: int, count: int, *wishes: bool) -> Sequence[bool]:
 
 
 def _calls(run: Run, step: int) -> Iterator[tuple[Call, int]]:
-  """The dispatches from `step` to the end of the run, with the number of steps of each."""
+  """The calls from `step` to the end of the run, with the number of steps of each."""
   settings = dict(seed=run.config.seed, ema=run.config.ema, online_probe=run.online_probe, axis_name=AXIS)
   update = make_update(run.method, run.optimizer, run.learning_rate, run.views.training, **settings)
   return (_device_calls if run.on_device else _host_calls)(run, update, step)
@@ -210,7 +212,7 @@ def _host_calls(run: Run, update: Callable, step: int) -> Iterator[tuple[Call, i
   """One step per call, on batches from host workers."""
 
   def put(batch):
-    # The workers have copies of the source, so what they skipped is counted here.
+    # Each worker has its own copy of the source, so the images that workers skipped are recorded here.
     run.train.skipped.update(batch['broken'][batch['broken'] >= 0].tolist())
     return run.devices.shard((batch['images'], batch['index']))
 
@@ -222,7 +224,7 @@ def _host_calls(run: Run, update: Callable, step: int) -> Iterator[tuple[Call, i
 
 
 def _device_calls(run: Run, update: Callable, step: int) -> Iterator[tuple[Call, int]]:
-  """Several steps per call, on a dataset that lives on the devices."""
+  """Several steps per call, on a dataset that is stored on the devices."""
   batch_size, devices = run.config.batch_size, run.devices
   many = devices.map(scan_update(update), replicated=2, sharded=1, donate=(0,))
   dataset = devices.replicate(run.modality.dataset(run.train))
@@ -239,7 +241,7 @@ def _device_calls(run: Run, update: Callable, step: int) -> Iterator[tuple[Call,
 
 
 def _end_of_call(run: Run, step: int) -> int:
-  """The step at which a call ends: on a grid that does not depend on where a run resumed, so calls are the same."""
+  """The step at which a call ends. Calls end on a fixed grid, so that they are the same in a resumed run."""
   epoch_start = step - step % run.steps_per_epoch
   length = run.steps_per_call(run.steps_per_epoch)
   end = epoch_start + ((step - epoch_start) // length + 1) * length
@@ -247,7 +249,7 @@ def _end_of_call(run: Run, step: int) -> int:
 
 
 class Watch:
-  """Logs metrics and stops a run that diverges. It reads metrics a few calls late, so that the device never waits."""
+  """Logs metrics and stops a run that diverges. Metrics are read a few calls late, so that the device never waits."""
 
   def __init__(self, run: Run, log: metric_log.MetricLog, display: progress.Plain, checkpoints: Checkpoints):
     self.run, self.log, self.display, self.checkpoints = run, log, display, checkpoints
@@ -257,18 +259,18 @@ class Watch:
     self.restart_clock()
 
   def restart_clock(self) -> None:
-    """Leaves out the time since the last reading, which an evaluation or a checkpoint took."""
+    """Restarts the measurement of speed, which excludes the time that an evaluation or a checkpoint took."""
     self.read_at, self.timed_steps, self.timed_seconds = time.monotonic(), 0, 0.0
 
   def add(self, step: int, count: int, metrics: dict[str, jax.Array], timed: bool = True) -> None:
-    """Takes the metrics of a call of `count` steps that ended at `step`; if not `timed`, it has no speed."""
+    """Queues the metrics of a call of `count` steps that ended at `step`; `timed`: whether its speed counts."""
     self.pending.append((step, count, metrics, timed))
-    # A call of many steps keeps the host busy launching kernels until it is nearly over: there is nothing to overlap.
+    # A multi-step call keeps the host busy launching kernels until it has nearly finished: nothing can overlap.
     while len(self.pending) > (IN_FLIGHT if count == 1 and self.shown else 0):
       self._read()
 
   def drain(self) -> None:
-    """Reads all metrics that are pending."""
+    """Reads all pending metrics."""
     while self.pending:
       self._read()
 
@@ -291,7 +293,7 @@ class Watch:
       self.window.append({name: float(x[i]) for name, x in metrics.items()})
       if (at := step - count + 1 + i) in ends:
         self._row(at, per_second)
-      elif not self.shown:  # the first step is shown at once; its row is that of all steps up to log.every_steps
+      elif not self.shown:  # the first step is displayed at once, and logged later in the first row
         self.display.show(at, self.window[-1] | {'epoch': self.run.epoch(at)})
       self.shown = True
     if ends:
@@ -340,7 +342,7 @@ def _stop_requests() -> Iterator[threading.Event]:
 
 
 def _machine(run: Run) -> dict:
-  """The device and the peak memory of one, the version of jax, the commit of this code, the date, and the command."""
+  """For the summary: devices, peak memory of one device, jax version, commit of this code, date, and command."""
   device = run.devices.local[0]
   peak = (device.memory_stats() or {}).get('peak_bytes_in_use')  # unknown on a CPU
   return {
@@ -354,7 +356,7 @@ def _machine(run: Run) -> dict:
 
 
 def _command() -> str | None:
-  """The command line that trains; None if it is not that of main.py."""
+  """The command line of this process; None if it does not run main.py."""
   program, *arguments = sys.argv
   return shlex.join(['python', 'main.py', *arguments]) if pathlib.Path(program).name == 'main.py' else None
 

@@ -124,13 +124,18 @@ def test_only_regular_files_are_read(tmp_path):
     (tmp_path / 'train' / name).unlink()
 
 
-def test_a_header_that_claims_more_than_there_is_allocates_nothing(tmp_path):
+@pytest.mark.parametrize(
+  ('version', 'message'),
+  [(1, 'claims 196,608,000,000 bytes and has 0'), (3, 'has the .npy version 3.0, not 1.0 or 2.0')],
+)
+def test_a_header_that_claims_more_than_there_is_allocates_nothing(tmp_path, version, message):
   header = str({'descr': '|u1', 'fortran_order': False, 'shape': (2**16, 1000, 1000, 3)}).ljust(117) + '\n'
+  length = len(header).to_bytes(2 if version == 1 else 4, 'little')
   with zipfile.ZipFile(tmp_path / 'huge.npz', 'w') as archive:
-    archive.writestr('train_images.npy', b'\x93NUMPY\x01\x00' + len(header).to_bytes(2, 'little') + header.encode())
+    archive.writestr('train_images.npy', b'\x93NUMPY' + bytes([version, 0]) + length + header.encode())
   with pytest.raises(ValueError) as error:
     sources.load(data('arrays', tmp_path / 'huge.npz'), 'train')
-  one_line(error, 'train_images.npy claims 196,608,000,000 bytes and has 0')
+  one_line(error, f'train_images.npy {message}')
 
 
 def test_an_archive_that_does_not_fit_in_memory_is_refused(tmp_path, monkeypatch):

@@ -139,7 +139,7 @@ def test_every_row_is_a_valid_config(name):
 
 
 def data_of(name, row):
-  """The data set that the names of a sweep and of a row say."""
+  """The dataset that the names of a sweep and of a row say."""
   same = ('cifar100', 'stl10', 'imagenet100', 'imagenet', 'webvision', 'imagenet22k')
   names = {'svhn': 'svhn_cropped'} | {name: name for name in same}
   usual = {'sentences': 'sentences', 'dystress_imagenet': 'imagenet100', 'balanced_imagenet': 'imagenet'}

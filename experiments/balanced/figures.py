@@ -1,10 +1,10 @@
-"""Figures 3 to 6 of Lee 2025 from results.jsonl, with the rows that have been run.
+"""Figures 3 to 6 of Lee 2025, drawn from the results so far.
 
   python -m experiments.balanced.figures
 
-writes for CIFAR-10, and for ImageNet with names that end in _imagenet: grid.svg, the accuracy by α and λ (Fig. 4 and
-5), bias.svg, the accuracy against the prototype bias (Fig. 3), and gaps.svg, the gaps of the bounds over training
-(Fig. 6). A cell that has not been run is empty.
+writes grid.svg (accuracy by α and λ, Fig. 4 and 5), bias.svg (accuracy against the prototype bias, Fig. 3) and gaps.svg
+(gaps of the bounds during training, Fig. 6) for CIFAR-10. File names for ImageNet end in _imagenet. A cell that has not
+been run is empty.
 """
 
 import pathlib
@@ -33,13 +33,13 @@ def mean_of(results: Results, name: str, metric: str) -> float:
 
 
 def grid_values(results: Results, loss: str) -> np.ndarray:
-  """Linear accuracy of a loss; rows are λ, columns α, and NaN is not run.  -> [4, 4]"""
+  """Linear accuracy of a loss. Rows are λ, columns are α, NaN means not run.  -> [4, 4]"""
   cell = lambda alpha, lam: mean_of(results, f'{loss}_{alpha}_{lam}', ACCURACY)
   return np.array([[cell(alpha, lam) for alpha in sweep.VALUES] for lam in sweep.VALUES])
 
 
 def grid(results: Results) -> Figure | None:
-  """A heat map for each loss, on one scale."""
+  """A heat map for each loss, with one color scale."""
   values = {loss: grid_values(results, loss) for loss in sweep.LOSSES}
   if not any(np.isfinite(accuracy).any() for accuracy in values.values()):
     return None
@@ -68,7 +68,7 @@ def bias(results: Results) -> Figure | None:
 
 @style()
 def gaps(results: Results) -> Figure | None:
-  """The gaps of the attracting (Eq. 8) and the repelling bound (Eq. 10) over training, of the first seed."""
+  """The gaps of the attracting (Eq. 8) and the repelling bound (Eq. 10) during training, of the first seed."""
   found = results.get('bounds', ())
   if not found:
     return None

@@ -1,4 +1,4 @@
-"""The balanced contrastive loss (Lee 2025) on CIFAR-10: Table 4, Figures 5 and 6, and what it measures on ImageNet.
+"""The balanced contrastive loss (Lee 2025) on CIFAR-10: Table 4, Figures 5 and 6, and the paper's ImageNet experiments.
 
 python -m experiments.balanced.sweep --budget-minutes=25
 python -m experiments.balanced.figures
@@ -13,13 +13,13 @@ from experiments.tables import Column, Row, Sweep
 
 CONFIG = 'configs/cifar10.py:balanced'
 LOSSES = {'balanced': 'balanced', 'generalized_nt_xent': 'generalized NT-Xent'}
-# The paper does not say whether its classifier sees crops and flips: both are compared with its number.
-# Figure 5 prints no numbers.
+# The paper does not say whether its classifier sees crops and flips, so we compare both variants with its number.
+# Figure 5 gives no numbers.
 PUBLISHED = {('balanced', 2, 4): {'knn1': 80.32, 'linear': 86.08, 'finetune': 86.08}}
 REQUIRED = (('balanced', 2, 4), ('balanced', 4, 2), ('balanced', 1, 1), ('generalized_nt_xent', 2, 2))
 VALUES = (1, 2, 4, 8)  # of α and λ
 GRID = [(loss, *pair) for loss in LOSSES for pair in itertools.product(VALUES, repeat=2)]
-# NT-Xent with the paper's temperature of ImageNet, for what it measures there (Tables 1, 2 and 5, Figure 3).
+# NT-Xent with the paper's temperature for ImageNet, for its ImageNet experiments (Tables 1, 2 and 5, Figure 3).
 NT_XENT = {'loss.name': 'info_nce', 'temperature.name': 'constant', 'temperature.tau': 0.5}
 GAPS = ('projector/attracting_gap', 'projector/repelling_gap')
 SUBSET = 12_406  # images of CIFAR-10-LT
@@ -41,7 +41,7 @@ def cell(loss: str, alpha: int, lam: int) -> Row:
 
 
 def cosine(name: str, title: str, changes: dict, choice: tuple[str, int, int] = REQUIRED[0]) -> Row:
-  """A cell with a cosine schedule, which the paper prints only for ImageNet, and possibly one more change."""
+  """A cell with a cosine schedule, which the paper states only for ImageNet, and optional other changes."""
   printed = cell(*choice)
   names = dict(name=f'{printed.name}_cosine{name}', title=f'{printed.title}, cosine schedule{title}')
   changes = {**printed.changes, 'optimizer.schedule': 'cosine', **changes}
@@ -50,7 +50,7 @@ def cosine(name: str, title: str, changes: dict, choice: tuple[str, int, int] = 
 
 
 def bounds() -> Row:
-  """Figure 6: ten views besides the query, every ten epochs, all test images; the bank is the training images."""
+  """Figure 6: gaps every ten epochs on all test images, with ten views per query. The bank is the training images."""
   changes = {'eval.every_epochs': 10, 'eval.measures': True, 'eval.views': 11, 'eval.view_images': 10_000}
   row = cell('balanced', 2, 4)
   names = dict(name='bounds', title=f'{row.title}, gaps of the bounds every 10 epochs', note='')
@@ -64,7 +64,7 @@ def nt_xent(name: str, title: str, changes: dict, *items: str) -> Row:
 
 
 def on_subset(row: Row, rule: str, item: str) -> Row:
-  """The same on 12,406 images, in classes of equal size or with a long tail."""
+  """A row with 12,406 training images, in classes of equal size or with a long tail."""
   imbalance = {'long_tail': {'imbalance.name': 'exponential_tail', 'imbalance.ratio': 0.01}}
   imbalance['uniform'] = {'imbalance.name': 'uniform', 'imbalance.total': SUBSET}
   title = f'{row.title}, {rule.replace("_", "-")} classes, 12,406 images'
@@ -72,7 +72,7 @@ def on_subset(row: Row, rule: str, item: str) -> Row:
   return dataclasses.replace(row, **names, further=True, shows=(item,), images=SUBSET)
 
 
-# On CIFAR-10, the experiments that the paper makes on ImageNet (experiments/balanced_imagenet).
+# The paper's ImageNet experiments (experiments/balanced_imagenet), on CIFAR-10.
 INSTEAD = (
   nt_xent('', '', {}, 'Table 1', 'Figure 3'),
   nt_xent('_dot', ', dot product, not normalized', {'method.similarity': 'dot'}, 'Table 1'),
@@ -110,9 +110,9 @@ SWEEP = Sweep(
   },
   rows=(
     *(cell(*choice) for choice in REQUIRED),
-    # The paper prints a cosine for ImageNet and for its classifiers, and no schedule for pre-training on CIFAR-10.
+    # The paper states a cosine schedule for ImageNet and for its classifiers, but none for pretraining on CIFAR-10.
     *(cosine('', '', {}, choice) for choice in REQUIRED),
-    # In case the printed learning rate is per 256 images, or the losses of the two views are summed, not averaged.
+    # In case the published learning rate is per 256 images, or the losses of the two views are summed, not averaged.
     cosine('_0.2', ', learning rate 0.2', {'optimizer.learning_rate': 0.2}),
     # Batch norm per view.
     cosine('_views_apart', ', views encoded separately', {'method.views_apart': True}),

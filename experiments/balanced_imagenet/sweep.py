@@ -14,7 +14,7 @@ IMAGES, LONG_TAIL = 1_281_167, 115_846
 HOURS = dict(minutes=1200)
 # Table 1, %.
 SIMILARITIES = {'dot': ('dot product, not normalized', 0.43), 'euclidean': ('negative distance, not normalized', 10.63)}
-# Figure 3, which prints no numbers.
+# Figure 3, which gives no numbers.
 AUGMENTATIONS = {
   'no_blur': 'without blur',
   'no_color': 'without color distortion',
@@ -37,7 +37,7 @@ def augmentation(name: str, title: str) -> Row:
 
 
 def classes(loss: str, rule: str, accuracy: float) -> Row:
-  """As many images, with classes of equal size or with a long tail."""
+  """A row with 115,846 training images, in classes of equal size or with a long tail."""
   balanced = loss == 'balanced_2_1'
   title = f'{"balanced, α = 2, λ = 1" if balanced else "NT-Xent"}, {rule.replace("_", "-")} classes, 115,846 images'
   changes = {'loss.alpha': 2.0, 'loss.lam': 1.0} if balanced else {}

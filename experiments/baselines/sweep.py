@@ -58,7 +58,7 @@ SWEEP = Sweep(
     row('macl', 'MACL'),
     row('balanced', 'balanced contrastive, batch 512', changes={'optimizer.schedule': 'cosine'}),
     row('align_uniform', 'alignment and uniformity'),
-    # Run before the config had the τ⁺ of HCL's code.
+    # This row was run before the config had the τ⁺ of HCL's code.
     Row(
       'hard_negative',
       'hard negatives (HCL), τ⁺ = 0',

@@ -1,10 +1,10 @@
-"""Figures 4 to 9 of Wang & Liu 2021 and those of the supplement from results.jsonl, with the rows that have been run.
+"""Figures 4 to 9 of Wang & Liu 2021 and those of its supplement, drawn from the results so far.
 
   python -m experiments.behaviour.figures
 
-writes for each data set accuracy.svg (Fig. 9), uniformity.svg (Fig. 4 and 6) and tolerance.svg (Fig. 5 and 7) against
-the temperature, separation.svg (Fig. 8; supplement, Fig. 1 to 7) and similarities.svg beside this file, and lists the
-rows that are missing. Names of files end with the data set, CIFAR-10 excepted: accuracy_svhn.svg.
+writes for each dataset, next to this file: accuracy.svg (Fig. 9), uniformity.svg (Fig. 4 and 6) and tolerance.svg
+(Fig. 5 and 7) against the temperature, separation.svg (Fig. 8; supplement, Fig. 1 to 7) and similarities.svg. Except
+for CIFAR-10, file names end with the dataset, such as accuracy_svhn.svg. It also lists the missing rows.
 """
 
 import pathlib
@@ -28,7 +28,7 @@ Results = Mapping[str, Sequence[Mapping]]  # {row name: its results, one per see
 
 @style()
 def against_temperature(column: tables.Column, results: Results, data: Data = DATA[0]) -> Figure:
-  """One measure of the ordinary and the hard loss against τ: ours, and the paper's where it is printed."""
+  """One metric of the ordinary and the hard loss against τ: ours, and the published values."""
   figure = Figure(figsize=(4.9, 3.4), layout='constrained')
   axis = figure.subplots()
   rows = {row.name: row for row in SWEEP.rows}
@@ -96,7 +96,7 @@ def similarities(results: Results) -> Figure:
 
 
 def of_data(data: Data, found: Results) -> dict[str, Figure]:
-  """{name: figure} of a data set, with the losses of the paper and the limit of small temperatures."""
+  """{name: figure} of a dataset, with the losses of the paper and the triplet loss, the limit for τ → 0."""
   losses = ('contrastive', 'hard', 'simple', 'triplet')
   others = tuple(other.prefix for other in DATA if other.name)
   own = lambda name: name.startswith(data.prefix) if data.name else not name.startswith(others)

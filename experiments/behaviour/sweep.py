@@ -1,4 +1,4 @@
-"""Wang & Liu 2021: Table 1, and Tables 1 and 2 of the supplement, on CIFAR-10, CIFAR-100, SVHN and ImageNet-100.
+"""Wang & Liu 2021 on CIFAR-10, CIFAR-100, SVHN and ImageNet-100: Table 1, Tables 1 and 2 of the supplement, figures.
 
 python -m experiments.behaviour.sweep --budget-minutes=25
 python -m experiments.behaviour.figures
@@ -18,18 +18,19 @@ TAUS = (0.05, 0.07, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-  """A data set, with the numbers that the paper prints for it.
+  """A dataset and its published numbers.
 
-  Accuracies are those of the supplement's Tables 1 and 2. Where Table 1 of the paper prints another one, both are the
-  ends of a range. Uniformity and tolerance are those of Table 1, whose uniformity is −log E exp(−2‖x − y‖²).
+  Accuracies are those of the supplement's Tables 1 and 2. Where Table 1 of the paper differs, both numbers form a
+  range. Uniformity and tolerance are those of Table 1, but its uniformity, −log E exp(−2‖x − y‖²), has the opposite
+  sign.
   """
 
-  name: str  # begins the names of its rows; '' for CIFAR-10
+  name: str  # prefix of the names of its rows; '' for CIFAR-10
   title: str
   config: str
-  images: int  # for training
-  hard: float  # the share of the bank that is hard
-  minutes: tuple[float, float]  # of a run with the ordinary and with the hard loss
+  images: int  # number of training images
+  hard: float  # share of the memory bank that counts as hard negatives
+  minutes: tuple[float, float]  # estimates for a run with the ordinary loss and with the hard loss
   accuracy: dict[str, Sequence[float | tuple[float, float]]]  # by temperature
   measures: dict[str, Sequence[tuple[float, float]]]  # uniformity and tolerance at REPRESENTATIVE temperatures
   simple: dict[str, tuple[float, float, float]]  # accuracy, uniformity, tolerance
@@ -110,7 +111,7 @@ IMAGENET100 = Data(
 )
 DATA = (CIFAR10, CIFAR100, SVHN, IMAGENET100)
 REQUIRED = ('contrastive_0.07', 'contrastive_0.3', 'contrastive_1.0', 'hard_0.3', 'simple', 'hard_simple')
-# The figures that show a loss on a data set, whatever the temperature: local separation, then those with all of them.
+# Figures that show a loss at all temperatures: local separation, per dataset; uniformity and tolerance (MEASURES).
 SEPARATION = {
   ('contrastive', ''): 'Supplement, Figure 1',
   ('contrastive', 'cifar100'): 'Figure 8',
@@ -121,7 +122,7 @@ SEPARATION = {
   ('hard', 'svhn'): 'Supplement, Figure 6',
   ('hard', 'imagenet100'): 'Supplement, Figure 7',
 }
-MEASURES = {'contrastive': ('Figure 4', 'Figure 5'), 'hard': ('Figure 6', 'Figure 7')}  # not of ImageNet-100
+MEASURES = {'contrastive': ('Figure 4', 'Figure 5'), 'hard': ('Figure 6', 'Figure 7')}  # not for ImageNet-100
 
 
 def published(accuracy: float | tuple[float, float], measures: Sequence[float] = ()) -> dict:
@@ -161,7 +162,7 @@ def without_softmax(data: Data, name: str) -> Row:
   """The simple loss (Eq. 3), with all negatives or with the hard ones.
 
   As τ grows, the contrastive loss approaches the simple loss with weight 1 / N (Eq. 7), with N the number of negatives.
-  The paper prints no weight; the authors' code uses this one.
+  The paper does not state the weight; the authors' code uses this one.
   """
   negatives = data.images - 1 if name == 'simple' else math.ceil(data.hard * (data.images - 1))
   hard = {'loss.fraction': data.hard} if name == 'hard_simple' else {}
@@ -188,8 +189,8 @@ def sampled(tau: float) -> Row:
 
 
 def triplet(data: Data) -> Row:
-  """The limit of small temperatures, max(s_max − s, 0) / τ (Eq. 6), of which "the model can not learn any useful
-  information" (sec. 3.2). Its factor 1/τ has no limit: ours is 2."""
+  """The limit of small temperatures, max(s_max − s, 0) / τ (Eq. 6), from which "the model can not learn any useful
+  information" (sec. 3.2). Its factor 1/τ diverges; our triplet loss has the factor 2 instead."""
   changes = {'loss.name': 'triplet', 'loss.margin': 0.0, 'temperature.name': 'none'}
   title = f'triplet with margin 0 (τ → 0){data.title}'
   return Row(
@@ -209,7 +210,7 @@ def rows(data: Data) -> list[Row]:
   return [*found, *(without_softmax(data, name) for name in data.simple), triplet(data)]
 
 
-# The paper says 4,095 hard negatives and 3.15 % of SVHN, which are 2,308.
+# The paper states 4,095 hard negatives, but also 3.15 % of SVHN, which are 2,308. This row has 4,095.
 SVHN_4095 = dataclasses.replace(
   softmax(SVHN, 'hard', 0.3),
   name='svhn_hard_0.3_4095',

@@ -3,8 +3,8 @@
   python -m experiments.behaviour.sweep --of='Figure 2'
   python -m experiments.behaviour.tsne
 
-draws the runs of the figure that have a checkpoint in runs/behaviour, to tsne.svg beside this file. Other workdirs can
-be given: python -m experiments.behaviour.tsne WORKDIR ... Needs scikit-learn (pip install -e '.[tsne]').
+writes tsne.svg next to this file, from the runs of the figure that have a checkpoint in runs/behaviour. For other
+workdirs: python -m experiments.behaviour.tsne WORKDIR ... Needs scikit-learn (pip install -e '.[tsne]').
 """
 
 import pathlib
@@ -26,7 +26,7 @@ PERPLEXITY = 30.0
 
 
 def embeddings(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-  """Projector outputs of the test images by the newest checkpoint, of unit length, and labels.  -> [n, d], [n]"""
+  """Normalized projector outputs of the test images at the newest checkpoint, and labels.  -> [n, d], [n]"""
   run, state = trained.restore(workdir)
   spaces, labels = ImageEvaluator(run).spaces(run.devices.replicate(state), layers=('projector',))
   x = spaces['projector'].test
@@ -34,7 +34,7 @@ def embeddings(workdir: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plane(x: np.ndarray, seed: int = 0) -> np.ndarray:
-  """t-SNE of cosine distances, from the principal components.  [n, d] -> [n, 2]"""
+  """t-SNE of cosine distances, initialized with PCA.  [n, d] -> [n, 2]"""
   try:
     from sklearn.manifold import TSNE
   except ImportError:
@@ -45,7 +45,7 @@ def plane(x: np.ndarray, seed: int = 0) -> np.ndarray:
 
 @style()
 def draw(panels: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
-  """{title: (points [n, 2], labels [n])} side by side, a colour and a mark per class."""
+  """{title: (points [n, 2], labels [n])} side by side, with a color and a marker per class."""
   figure = Figure(figsize=(3.4 * len(panels), 3.6), layout='constrained')
   axes = figure.subplots(1, len(panels), squeeze=False)[0]
   for axis, (title, (points, labels)) in zip(axes, panels.items(), strict=True):
@@ -60,7 +60,7 @@ def draw(panels: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
 
 
 def main(workdirs: Sequence[pathlib.Path] = (), out: pathlib.Path = OUT) -> pathlib.Path | None:
-  """Draws the runs, and returns the file; those of Figure 2 unless workdirs are given."""
+  """Draws the given workdirs, by default the runs of Figure 2, and returns the file."""
   titles = {RUNS / f'{row.name}_seed0': row.title for row in SWEEP.of('Figure 2')}
   if not workdirs:
     workdirs = [workdir for workdir in titles if (workdir / 'checkpoints').is_dir()]

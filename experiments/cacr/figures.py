@@ -1,10 +1,10 @@
-"""Figures 3 to 5 and 8 to 10 of CACR (Zheng et al. 2023) from results.jsonl, with the rows that have been run.
+"""Figures 3 to 5 and 8 to 10 of CACR (Zheng et al. 2023), drawn from the results so far.
 
   python -m experiments.cacr.figures
 
 writes entropy.svg (Fig. 3 to 5: conditional entropy over the epochs), batch_sizes.svg (Fig. 8), positives.svg (Fig. 9)
-and epochs.svg (Fig. 10: linear accuracy over the epochs) beside this file, and says how many rows are missing. Rows on
-ImageNet (Fig. 9) are in experiments/cacr_imagenet. Figures 6 and 7 need a workdir: experiments.cacr.samples.
+and epochs.svg (Fig. 10: linear accuracy over the epochs) next to this file, and prints how many rows were run. Rows on
+ImageNet (Fig. 9) are in experiments/cacr_imagenet. experiments.cacr.samples draws Figures 6 and 7 from workdirs.
 """
 
 import math
@@ -26,7 +26,7 @@ Results = Mapping[str, Sequence[Mapping]]  # {row name: its results, one per see
 
 
 def prefixed(data: str, name: str) -> str:
-  """The name of a row on a set.
+  """The name of a row on a dataset.
 
   >>> prefixed('cifar10', 'cl'), prefixed('stl10', 'cl')
   ('cl', 'stl10_cl')
@@ -35,7 +35,7 @@ def prefixed(data: str, name: str) -> str:
 
 
 def accuracy(results: Results, name: str) -> float | None:
-  """The mean over seeds of the linear accuracy of a row, if it was run."""
+  """The linear accuracy of a row, averaged over seeds; None if it was not run."""
   values = [result['metrics'][LINEAR] for result in results.get(name, ()) if LINEAR in result['metrics']]
   return statistics.mean(values) if values else None
 
@@ -57,7 +57,7 @@ def _line(axis, place: int, points: Sequence[tuple[float, float]], label: str) -
 
 @style()
 def batch_sizes(results: Results) -> Figure:
-  """Figure 8: linear accuracy against the batch size, one panel per set, one line per method."""
+  """Figure 8: linear accuracy against the batch size, one panel per dataset, one line per method."""
   figure, axes = _axes(len(SETS))
   for axis, data in zip(axes, SETS, strict=True):
     for place, name in enumerate(METHODS):
@@ -92,7 +92,7 @@ def _history(results: Results, name: str, metric: str) -> list[tuple[float, floa
 
 @style()
 def epochs(results: Results) -> Figure:
-  """Figure 10: linear accuracy over the epochs, one panel per set."""
+  """Figure 10: linear accuracy over the epochs, one panel per dataset."""
   figure, axes = _axes(len(SETS))
   for axis, data in zip(axes, SETS, strict=True):
     for place, name in enumerate(METHODS):
@@ -108,7 +108,7 @@ def epochs(results: Results) -> Figure:
 def entropy(results: Results) -> Figure:
   """Figures 3 to 5: conditional entropy of the projections over the epochs; dotted: its largest value, log(M - 1).
 
-  Methods with one positive have mini-batches of 768, with four of 128, and their own largest values.
+  There are two largest values: mini-batches have M = 768 images with one positive, and 128 with four.
   """
   panels = {('cifar10', ''): 'Fig. 3', ('cifar10', '_linear'): 'Fig. 3', ('cifar100', ''): 'Fig. 4'}
   panels |= {('cifar100', '_linear'): 'Fig. 4'}

@@ -1,4 +1,4 @@
-"""Figures 6 and 7 of CACR (Zheng et al. 2023): what a trained encoder makes of one query and its mini-batch.
+"""Figures 6 and 7 of CACR (Zheng et al. 2023): one query with its positives and negatives, for a trained encoder.
 
   python -m experiments.cacr.samples weights runs/cacr/cacr_k4_seed0
   python -m experiments.cacr.samples tsne runs/cacr/cl_epoch_1_seed0 runs/cacr/cl_epoch_20_seed0 runs/cacr/cl_seed0 ...
@@ -27,7 +27,7 @@ from ssl_jax.reporting.figures import COLOURS, style, svg
 from ssl_jax.run.update import example_keys, make_views
 
 BATCH, POSITIVES, SHOWN = 128, 4, 4
-WIDEST = 10.0  # of Figure 7: half of the side of a panel, in t-SNE's units
+WIDEST = 10.0  # half the side of a panel in Figure 7, in units of t-SNE
 
 
 class Sample(NamedTuple):
@@ -42,9 +42,9 @@ class Sample(NamedTuple):
 
 
 def sample(workdir: pathlib.Path, batch: int = BATCH, query: int = 0, seed: int = 0) -> Sample:
-  """Views of `batch` test images by the newest checkpoint; the first view of image `query` is the query.
+  """Views of `batch` test images, embedded by the newest checkpoint. The query is the first view of image `query`.
 
-  Its positives are other views of that image, its negatives the first views of the other images.
+  Its positives are other views of that image. Its negatives are the first views of the other images.
   """
   run, state = trained.restore(workdir)
   chosen = run.config

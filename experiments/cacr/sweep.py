@@ -1,4 +1,4 @@
-"""CACR (Zheng et al. 2023) on CIFAR-10, CIFAR-100 and STL-10: Tables 2, 3, 8 to 13 and 20, Figures 3 to 5 and 7 to 10.
+"""CACR (Zheng et al. 2023) on CIFAR-10, CIFAR-100 and STL-10: Tables 2, 3, 8 to 13 and 20, Figures 3 to 10.
 
   python -m experiments.cacr.sweep --budget-minutes=25
 
@@ -15,14 +15,14 @@ from experiments.tables import Column, Row, Sweep, on_cifar100
 K1, K4, CMC = (f'configs/cifar10.py:{variant}' for variant in ('cacr_k1', 'cacr', 'cmc'))
 LINEAR = 'finetune'  # with crops and flips
 Accuracy = float | tuple[float, float]
-# App. C.1: the overrides that turn CACR, K = 1 into the baselines, all with 768 images per step.
+# App. C.1: the overrides that turn CACR with K = 1 into the baselines, all with 768 images per step.
 CL = {'method.by_view_pair': False, 'loss.name': 'info_nce', 'temperature.name': 'constant', 'temperature.tau': 0.19}
 AU_CL = {'method.by_view_pair': False, 'loss.name': 'align_uniform', 'loss.t': 2.0}
 HN_CL = {
   'method.by_view_pair': False,
   'loss.name': 'hard_negative',
   'loss.beta': 1.0,
-  'loss.tau_plus': 0.1,  # from the authors' code of HCL, whose other values equal the printed ones
+  'loss.tau_plus': 0.1,  # from the code of the HCL authors, whose other values equal the published ones
   'temperature.name': 'constant',
   'temperature.tau': 0.5,
 }
@@ -42,7 +42,7 @@ def k4(name: str, title: str, accuracy: Accuracy | None, changes: dict | None = 
 
 
 def on(data: str, row: Row, accuracy: Accuracy | None, shows: Sequence[str] = ()) -> Row:
-  """A row on another set, after all rows on CIFAR-10; `shows`: the tables and figures, unless those of the row."""
+  """A row on a dataset, with low priority. `shows`: its tables and figures, by default those of `row`."""
   published, tables = {} if accuracy is None else {LINEAR: accuracy}, tuple(shows) or row.shows
   if data == 'cifar10':
     return dataclasses.replace(row, published=published, further=True, shows=tables)
@@ -100,7 +100,7 @@ def numbers(*accuracies: Accuracy) -> dict[str, Accuracy]:
 
 
 TABLE_8 = {
-  'cifar100': numbers(55.41, 55.31, 55.87, 56.52, 58.64, (59.41, 59.51)),  # and Table 2; 59.51: Table 11
+  'cifar100': numbers(55.41, 55.31, 55.87, 56.52, 58.64, (59.41, 59.51)),  # also in Table 2; 59.51: Table 11
   'stl10': numbers(83.89, 84.43, 83.27, 84.51, 84.50, 85.59),
 }
 TABLE_9 = {
@@ -132,9 +132,9 @@ TABLE_13 = {  # t_neg
     'stl10': (83.81, 84.42, 84.71, 85.25, 85.59, 85.41),
   },
 }
-# The t_neg of the other rows (C.1): the ablations at these values are those rows.
+# The t_neg of the main rows (C.1), which also serve as the ablations at these values.
 CHOSEN = {'cacr_k1': dict(cifar10=2.0, cifar100=3.0, stl10=3.0), 'cacr_k4': dict(cifar10=0.9, cifar100=2.0, stl10=2.0)}
-# Table 2, pretrained on imbalanced images; classifiers see all images, as in the authors' code. CIFAR-10, CIFAR-100.
+# Table 2, (CIFAR-10, CIFAR-100): pretrained on imbalanced images. Classifiers see all images, as in the authors' code.
 IMBALANCED = {
   'linear': dict(
     cl=(79.88, 52.29),
@@ -153,8 +153,8 @@ IMBALANCED = {
     cacr_k4=(75.89, 50.17),
   ),
 }
-# Table 9 follows Robinson et al. 2021: the encoder, projector, views, optimizer and τ of their code. Its batch has 256
-# images; with four positives it has 64, by the rule of sec. 5. STL-10 keeps its 64 pixels; they train on crops of 32.
+# Table 9 follows Robinson et al. 2021: the encoder, projector, views, optimizer and τ are those of their code. The
+# batch size is 256 or, with four positives, 64 by the rule of sec. 5. STL-10 has 64 pixels here, crops of 32 there.
 RESNET50 = {
   'model.name': 'resnet50_cifar',
   'projector.name': 'moco',
@@ -169,19 +169,19 @@ RESNET50 = {
   'optimizer.schedule': 'constant',
   'optimizer.weight_decay': 1e-6,
 }
-# Figures 3 to 5 and 10: what is measured every tenth epoch, and the keys that it takes.
+# Figures 3 to 5 and 10: the metrics that are computed every ten epochs, and the config keys that enable them.
 ENTROPY = 'projector/conditional_entropy'
 FOLLOWED = {'linear': ('eval.linear_during',), ENTROPY: ('eval.measures',)}
 
 
 def standardized(row: Row) -> Row:
-  """The classifier sees centred and scaled features; the authors' code uses them as they are."""
+  """A row whose classifier sees centered and scaled features; the authors' code uses them as they are."""
   names = dict(name=f'{row.name}_standardized', title=f'{row.title}, standardized features', shows=())
   return dataclasses.replace(row, **names, changes={**row.changes, 'eval.linear': 'cacr_small'}, further=True)
 
 
 def changed(row: Row, suffix: str, title: str, changes: Mapping, **more) -> Row:
-  """A further row with other settings, which no table of `row` shows."""
+  """A row with other settings and low priority. It keeps the tables and figures of `row` unless `more` has `shows`."""
   names = dict(name=f'{row.name}_{suffix}', title=f'{row.title}, {title}')
   return dataclasses.replace(row, **names, changes={**row.changes, **changes}, **{'further': True, 'note': '', **more})
 
@@ -197,18 +197,18 @@ def imbalanced(rule: str, name: str, accuracies: tuple[float, float]) -> tuple[R
 
 
 def ablation(data: str, name: str, key: str, table: str, accuracies: Sequence[float], chosen: float) -> list[Row]:
-  """The rows of Tables 12 and 13 at all values but the one that other rows have."""
+  """The rows of Table 12 or 13, except those that other parts of the sweep already have."""
   also = lambda t: ('Table 20',) if (name, key, t) == ('cacr_k1', 't_neg', 2.0) else ()
   return [
     on(data, changed(MAIN[name], f'{key}_{t}', f'{key} = {t}', {f'loss.{key}': t}), accuracy, (table, *also(t)))
     for t, accuracy in zip(VALUES, accuracies, strict=True)
-    # The last is the row of Table 11, below.
+    # The second condition excludes a row of Table 11, below.
     if t != chosen and (data, name, key, t) != ('cifar10', 'cacr_k4', 't_neg', 2.0)
   ]
 
 
 def elsewhere(data: str, name: str) -> Row:
-  """A row of Table 8 on CIFAR-100 or STL-10, which also has the chosen values of the ablations."""
+  """A row of Table 8 on CIFAR-100 or STL-10. It also serves the ablations at their default values."""
   more = {'cacr_k1': ['Table 13'], 'cacr_k4': ['Table 11', 'Table 12', 'Table 13', 'Table 20']}.get(name, [])
   shows = ['Table 8', 'Figure 8', *more, *(['Table 3'] if name in ('cmc', 'cacr_k4') else [])]
   if data == 'cifar100':
@@ -226,7 +226,7 @@ def resnet50(data: str, name: str, accuracy: Accuracy) -> Row:
 
 
 def batches(data: str, name: str) -> list[Row]:
-  """Figure 8: other numbers of negatives."""
+  """Figure 8: other batch sizes, and therefore numbers of negatives."""
   own = 128 if name in ('cmc', 'cacr_k4') else 768
   of = lambda n: changed(MAIN[name], f'batch_{n}', f'batch {n}', {'batch_size': n})
   return [on(data, of(n), None, ('Figure 8',)) for n in (64, 128, 256, 512, 768) if n != own]
@@ -239,7 +239,7 @@ def positives(data: str, number: int) -> Row:
 
 
 def curve(row: Row, history: Sequence[str], shows: Sequence[str]) -> Row:
-  """A row with metrics that are followed over the epochs."""
+  """A row whose metrics are computed every ten epochs."""
   names = dict(name=f'{row.name}_curve', title=f'{row.title}, every 10 epochs', note='', published={})
   changes = {'eval.every_epochs': 10, **{key: True for name in history for key in FOLLOWED[name]}}
   more = dict(minutes=1.5 * row.minutes, further=True, history=tuple(history), shows=tuple(shows))
@@ -247,7 +247,7 @@ def curve(row: Row, history: Sequence[str], shows: Sequence[str]) -> Row:
 
 
 def curves() -> list[Row]:
-  """Figure 10 (three sets), Figures 3 and 4 (also linear imbalance), Figure 5 (exponential imbalance)."""
+  """Figure 10 (three datasets), Figures 3 and 4 (also linear imbalance), Figure 5 (exponential imbalance)."""
   found, both = [], tuple(FOLLOWED)
   for name in METHODS:
     for data, shows in (('cifar10', ('Figure 3', 'Figure 10')), ('cifar100', ('Figure 4', 'Figure 10'))):
@@ -283,7 +283,7 @@ TABLE_11 = (
   ),
 )
 RBF = {'loss.cost': 'rbf', 'loss.t_neg': 2.0}
-# The margin form of B.5, for which the paper prints no number; with a hinge it is not separable into view pairs.
+# The margin form of B.5, for which the paper has no number. Its hinge is not separable into view pairs.
 MARGIN = {'method.by_view_pair': False, 'loss.name': 'cacr_margin', 'loss.margin': 1.0, 'loss.t_neg': 0.9}
 
 SWEEP = Sweep(
@@ -320,7 +320,7 @@ SWEEP = Sweep(
       on(data, row, accuracy, ('Table 11',))
       for row, *accuracies in TABLE_11
       for data, accuracy in zip(SETS, accuracies, strict=True)
-      if (row.name, data) != ('uaur', 'cifar10')  # of TABLE_2
+      if (row.name, data) != ('uaur', 'cifar10')  # already in TABLE_2
     ),
     # Table 10.
     k4(

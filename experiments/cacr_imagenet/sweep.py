@@ -1,4 +1,4 @@
-"""CACR (Zheng et al. 2023) on ImageNet: Tables 4, 5, 15, 16 and 18, and the ImageNet part of Figure 9.
+"""CACR (Zheng et al. 2023) on ImageNet: Tables 4, 5, 15, 16 and 18, Figure 9, and the encoders for Tables 6 and 7.
 
 python -m experiments.cacr_imagenet.sweep --list
 """
@@ -30,7 +30,7 @@ SIMCLR_VIT = {'method.name': 'simclr', 'temperature.tau': 0.1}
 def row(name: str, title: str, option: str, accuracy: float | None, shows: str, changes: Changes | None = None) -> Row:
   published = {} if accuracy is None else {LINEAR: accuracy}
   tables = tuple(f'{kind} {number}' for kind, number in (pair.split() for pair in shows.split(', ')))
-  # An H200 trains a ResNet-50 on about 2,500 views per second: our guess for 200 epochs of two views.
+  # Our estimate for 200 epochs of two views: an H200 trains a ResNet-50 on about 2,500 views per second.
   return Row(
     name, title, f'{FILE}:{option}', changes or {}, published=published, minutes=3500, further=True, shows=tables
   )
@@ -47,8 +47,8 @@ TABLE_16: dict[str, tuple[str, str, Changes, dict[int, float]]] = {
   'fnc': ('fnc', 'FNC', {}, {100: 70.4, 1000: 74.4}),
   'cacr_k4': ('cacr_moco', 'CACR, K = 4', {}, {100: 68.3, 200: 70.4, 400: 73.8, 800: 74.0, 1000: 74.4}),
 }
-# Tables 5 and 15 have other numbers for some runs of Table 16: MoCo v2 67.5, CACR 70.35 and 70.4.
-DETECTION = 'Table 7'  # from the encoders of these runs; the paper does not print their epochs
+# Tables 5 and 15 have different numbers for some runs of Table 16: MoCo v2 67.5, CACR 70.35 and 70.4.
+DETECTION = 'Table 7'  # uses the encoders of these runs; the paper does not state their epochs
 ALSO = {
   'moco_200': ('Table 5', DETECTION, 'Table 15'),
   'cacr_k4_200': ('Table 5', DETECTION, 'Table 15', 'Figure 9'),
@@ -83,7 +83,7 @@ def table_15(name: str, title: str, option: str, hundred: float, whole: float) -
 def table_18(
   name: str, title: str, option: str, tuned: float, linear: float, changes: Changes | None = None, also: str = ''
 ) -> list[Row]:
-  """Both evaluations of an encoder of Table 18; `also`: another table that the second belongs to."""
+  """Both evaluations of an encoder of Table 18. `also`: another table that the linear one belongs to."""
   both = {**(changes or {}), 'eval.finetune': 'all'}
   shows = ', '.join(filter(None, ['Table 18', also]))
   return [

@@ -1,10 +1,10 @@
-"""CACR's Table 6: two encoders on the sets of ELEVATER, with gains and the number of sets that each wins.
+"""CACR's Table 6: two encoders on the datasets of ELEVATER, with gains and the number of datasets that each wins.
 
   python main.py --mode=transfer --workdir=runs/moco_v3 ...
   python main.py --mode=transfer --workdir=runs/cacr ...
   python -m experiments.cacr_imagenet.transfer runs/moco_v3 runs/cacr
 
-prints the table of the sets that both have.
+prints the table for the datasets on which both were evaluated.
 """
 
 import json
@@ -16,7 +16,7 @@ from ssl_jax.evals.transfer import KINDS
 
 
 def table(first: Mapping, second: Mapping, names: Sequence[str]) -> str:
-  """The scores of two transfer.json side by side: one line per set, then the means and the wins."""
+  """The scores of two transfer.json files side by side: one line per dataset, then the means and the wins."""
   common = [name for name in first['sets'] if name in second['sets']]
   if not common:
     raise ValueError(f'{names[0]} and {names[1]} have no set in common: run --mode=transfer on the same sets')

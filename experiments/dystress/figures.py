@@ -1,10 +1,10 @@
-"""Figures 1 and 5 to 8 of DySTreSS from the runs so far.
+"""Figures 1 and 5 to 8 of DySTreSS, drawn from the results so far.
 
   python -m experiments.dystress.figures
 
-writes beside this file, if there are results: histograms.svg (Fig. 1, from the workdirs of the rows `untrained` and
-`cosine` in runs/dystress), ranges.svg (Fig. 6), shifts.svg (Fig. 7), learning_rates.svg (Fig. 8), each also for
-CIFAR-100, and ranges_imagenet100.svg (Fig. 5). Lists the rows that are missing. Other workdirs for Figure 1:
+writes next to this file, if there are results: histograms.svg (Fig. 1, from the workdirs of the rows `untrained` and
+`cosine` in runs/dystress); ranges.svg (Fig. 6), shifts.svg (Fig. 7) and learning_rates.svg (Fig. 8), each also for
+CIFAR-100; and ranges_imagenet100.svg (Fig. 5). It also lists the missing rows. To use other workdirs for Figure 1:
 
   python -m experiments.dystress.figures BEFORE AFTER
 """
@@ -29,7 +29,7 @@ RUNS = pathlib.Path('runs/dystress')
 KINDS = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
 TOLERANCE = 'backbone/same_label_similarity'
 Results = Mapping[str, Sequence[Mapping]]  # {row name: its results, one per seed}
-# Figures 6 to 8: the rows of the horizontal axis, in order, and what they are called there.
+# Figures 6 to 8: {row: its label on the horizontal axis}, in order.
 AXES = {
   'ranges': {f'cosine_{low}_{high}': f'{low}–{high}' for low, high in sweep.RANGES}
   | {'cosine': '0.07–0.2', 'simclr_0.2': '0.2–0.2'},
@@ -84,7 +84,7 @@ def _found(chosen: tables.Sweep, folder: pathlib.Path) -> dict[str, list]:
 
 
 def from_results(experiments: pathlib.Path = EXPERIMENTS) -> dict[str, Figure]:
-  """{name: figure} of Figures 5 to 8. A figure needs two of its rows; the others are listed."""
+  """{name: figure} of Figures 5 to 8. A figure needs at least two of its rows. Missing rows are printed."""
   here = _found(sweep.SWEEP, experiments / 'dystress')
   wanted: list[tuple[str, Results, dict[str, str], str, str]] = []
   for ending, prefix in (('', ''), ('_cifar100', 'cifar100_')):

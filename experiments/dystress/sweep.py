@@ -15,7 +15,7 @@ CONFIG = 'configs/cifar10.py'
 KNN, UNIFORMITY, BETWEEN = 'knn200', 'backbone/uniformity', 'backbone/inter_class_uniformity'
 RANGES = ((0.07, 0.1), (0.1, 0.2), (0.07, 0.5), (0.2, 0.5))  # tau_min, tau_max of Table 14 and Fig. 6
 SHIFTS = ((0.0, 0.5), (0.2, 0.6), (0.4, 0.7), (-0.2, 0.6), (-0.4, 0.7))  # shift, scale of Table 15
-RATES = (0.01, 0.03, 0.12, 0.24)  # learning rates other than 0.06 (Fig. 8, whose axis is not in the text: our choice)
+RATES = (0.01, 0.03, 0.12, 0.24)  # learning rates other than 0.06 (Fig. 8; our choice, since the text has no values)
 
 
 def temperature(name: str, **parameters: float) -> dict:
@@ -23,7 +23,7 @@ def temperature(name: str, **parameters: float) -> dict:
 
 
 def simclr(tau: float, **more) -> Row:
-  # The paper prints one SimCLR, without its temperature.
+  # The paper has one SimCLR and does not state its temperature.
   published = {KNN: 83.65, UNIFORMITY: -2.2135, BETWEEN: -0.5194}
   more = {'shows': ('Table 3', 'Table 13'), **more}
   return Row(f'simclr_{tau}', f'SimCLR, τ = {tau}', CONFIG, {'temperature.tau': tau}, published=published, **more)
@@ -116,7 +116,7 @@ TABLE_9 = tuple(
 )  # fmt: skip
 FIGURE_6, FIGURE_7 = tuple(ranged(*pair) for pair in RANGES), tuple(shifted(*pair) for pair in SHIFTS)
 FIGURE_8 = tuple(map(learning_rate, RATES))
-# Figure 1, before training; the views of the test images are those of `cosine`.
+# Figure 1, before training, with the same views of the test images as `cosine`.
 UNTRAINED = Row(
   'untrained',
   'untrained encoder',
@@ -208,7 +208,7 @@ SWEEP = Sweep(
     *FIGURE_7,
     DCLW,
     Row('dcl_cosine', 'DCL with DySTreSS', f'{CONFIG}:dcl,dystress', further=True),
-    # In the authors' code of DCL the gradient flows through the temperature.
+    # In the authors' code for DCL, the gradient flows through the temperature.
     Row(
       'dcl_cosine_gradient',
       'DCL with DySTreSS, gradient through τ',
@@ -216,7 +216,7 @@ SWEEP = Sweep(
       {'temperature.gradient': True},
       further=True,
     ),
-    # The exponential of the authors' code, 0.2 − 0.1 e^(−3.5|s|), which is concave. The paper prints no formula.
+    # The exponential of the authors' code, 0.2 − 0.1 e^(−3.5|s|), which is concave. The paper has no formula.
     Row(
       'exponential_code',
       'exponential of the code, 0.1 to 0.197',

@@ -115,7 +115,7 @@ def whole(name: str, numbers: Sequence[float]) -> Row:
 
 
 def longer(name: str, title: str, width: int, top1: float, top5: float) -> Row:
-  """A row of Table 8. Wide heads of other tables get its width."""
+  """A row of Table 8. Projectors with another width in other tables get that of Table 8."""
   features = {'dystress': (2048, 2048), 'barlow_twins': (2048,) * 3, 'vicreg': (2048,) * 3}
   changes = {'projector.features': features[name]} if name in features else {}
   title = f'{title}, {width} features, 400 epochs, batch 128'

@@ -1,4 +1,4 @@
-"""What the runs so far say: the comparison in README.md, and surfaces.svg, the accuracies of all settings.
+"""The results so far: the comparison in README.md, and surfaces.svg, the accuracies of all settings.
 
 python -m experiments.fair.figures
 """
@@ -19,13 +19,13 @@ NEAR = 1.0  # points below the best setting
 
 
 def surface(loss: str, finished: Finished) -> np.ndarray:
-  """Accuracy on the held-out images; rows are learning rates, columns strengths, NaN is not run.  -> [3, 3]"""
+  """Accuracy on the held-out images. Rows are learning rates, columns strengths, NaN means not run.  -> [3, 3]"""
   found = sweep.accuracies(loss, finished)
   return np.array([[found.get((rate, value), np.nan) for value in LOSSES[loss].values] for rate in RATES])
 
 
 def surfaces(finished: Finished) -> Figure:
-  """A heat map for each loss, on one scale that ends 15 points below the best. A frame marks the chosen setting."""
+  """A heat map for each loss, with one color scale of at most 15 points. A frame marks the chosen setting."""
   panels = []
   for name, loss in LOSSES.items():
     chosen = sweep.best(name, finished)
@@ -36,7 +36,7 @@ def surfaces(finished: Finished) -> Figure:
 
 
 def comparison(finished: Finished) -> str:
-  """A line per loss: its best setting, how easy it is to tune, and the final accuracies; '—' is not known yet."""
+  """A line per loss: its best setting, how easy it is to tune, and the final accuracies; '—' means not known yet."""
   head = ['loss', 'settings run', 'best setting', 'at the edge', 'kNN-200, held out, %', 'within 1 point']
   lines = [[*head, 'kNN-200, test, %', 'linear, test, %', 'seeds']]
   lines.append(['---'] * len(lines[0]))
@@ -59,7 +59,7 @@ def _mean(results: list, metric: str) -> str:
 
 
 def main(folder: pathlib.Path = FOLDER) -> None:
-  """Writes both tables and the figure from the results, which may have added final rows."""
+  """Writes both tables and the figure from the results, which also determine the final rows."""
   finished = tables.done(sweep.make(sweep.read(folder)), folder)
   tables.insert(folder / 'README.md', tables.markdown(sweep.make(finished), finished, FOLDER.name), tables.MARKS)
   tables.insert(folder / 'README.md', comparison(finished), MARKS)

@@ -1,11 +1,11 @@
 """Which loss is best when each is tuned equally? CIFAR-10: nine settings per loss, then three seeds of the best one.
 
-  python -m experiments.fair.sweep --budget-minutes=28 --side-by-side=4    # the same command continues
+  python -m experiments.fair.sweep --budget-minutes=28 --side-by-side=4    # the same command resumes
   python -m experiments.fair.figures                                       # results.jsonl -> tables and heat maps
 
-Selection: 3 learning rates x 3 temperatures (or what takes their place), trained on 45,000 images and scored by kNN
-on the other 5,000 training images. When all nine settings of a loss have a result, the sweep gets its final row: the
-best of them, trained on all training images for twice as long, with three seeds and the test set.
+Selection: 3 learning rates x 3 temperatures (or values of a similar parameter), trained on 45,000 images and scored by
+kNN on the other 5,000 training images. When all nine settings of a loss have a result, the sweep adds its final row:
+the best setting, trained on all training images for twice as long, with three seeds, and evaluated on the test set.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from experiments.tables import Column, Row, Sweep
 FOLDER = pathlib.Path(__file__).parent
 CONFIG, METRIC = 'configs/cifar10.py', 'knn200'
 EPOCHS, IMAGES, SEEDS = (100, 200), (45_000, 50_000), (0, 1, 2)  # selection, final; seeds of a final row
-# The same records in every run: the first 45,000 of the training set, and the last 5,000, which no selection trains on.
+# The same split for every selection run: the first 45,000 training images for training, the last 5,000 for scoring.
 HELD_OUT = {'data.train_split': 'train[:90%]', 'data.test_split': 'train[90%:]'}
 RATES = (0.12, 0.36, 1.08)
-# Names of settings that stop because their loss is not finite. They count as worse than any accuracy, and are not run.
+# Names of settings whose loss diverges. They count as worse than any accuracy, and are not run.
 DIVERGED: tuple[str, ...] = ()
 
 Setting = tuple[float, float]  # learning rate, strength
@@ -37,7 +37,7 @@ class Loss:
   title: str
   symbol: str
   values: tuple[float, float, float]
-  keys: Mapping[str, float]  # {config key: factor}: it is set to factor · value
+  keys: Mapping[str, float]  # {config key: factor}; the key is set to factor · value
   fixed: Mapping  # overrides that all settings share; names come before their parameters
 
   def changes(self, rate: float, value: float) -> dict:
@@ -74,7 +74,7 @@ LOSSES = {
 
 
 def grid(loss: str) -> list[Setting]:
-  """The nine settings of a loss, the most informative first: the middle, what is beside it, the corners."""
+  """The nine settings of a loss, the most informative first: the middle of the grid, its edges, its corners."""
   settings = list(itertools.product(RATES, LOSSES[loss].values))
   return sorted(settings, key=lambda setting: from_middle(loss, setting))
 
@@ -96,7 +96,7 @@ def name_of(loss: str, setting: Setting) -> str:
 
 
 def accuracies(loss: str, finished: Finished) -> dict[Setting, float]:
-  """{setting: its accuracy on the held-out images}, of the settings that have one; seed 0 alone selects."""
+  """{setting: accuracy on the held-out images}, for the settings with a result. Only seed 0 is used."""
   found = {}
   for setting in grid(loss):
     name = name_of(loss, setting)
@@ -147,9 +147,9 @@ def final(loss: str, setting: Setting) -> Row:
 
 
 def make(finished: Finished) -> Sweep:
-  """The sweep, with the final rows that the results so far decide."""
+  """The sweep, with a final row for each loss whose selection is complete."""
   settings = [(loss, setting) for loss in LOSSES for setting in grid(loss)]
-  settings.sort(key=lambda pair: grid(pair[0]).index(pair[1]))  # each loss in turn
+  settings.sort(key=lambda pair: grid(pair[0]).index(pair[1]))  # the first setting of every loss, then the second, ...
   rows = [selection(*pair) for pair in settings if name_of(*pair) not in DIVERGED]
   finals = [final(loss, setting) for loss in LOSSES if (setting := best(loss, finished))]
   return Sweep(
@@ -182,6 +182,6 @@ SWEEP = make(read())
 if __name__ == '__main__':
   runner.main(SWEEP, FOLDER)
   if '--list' not in sys.argv:
-    from experiments.fair import figures  # it reads the results again: they may decide on final rows
+    from experiments.fair import figures  # reads the results again, which may add final rows
 
     figures.main()

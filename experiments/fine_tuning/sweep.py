@@ -1,4 +1,4 @@
-"""DySTreSS (Manna et al. 2024), Table 11: encoders pretrained on ImageNet-1K, fine-tuned on seven sets.
+"""DySTreSS (Manna et al. 2024), Table 11: encoders pretrained on ImageNet-1K, fine-tuned on seven datasets.
 
 python -m experiments.fine_tuning.sweep --budget-minutes=60
 """

@@ -56,7 +56,7 @@ CIFAR100 = {
   'cosine': accuracies(29.43, 27.10),
   'cosine_0.1_0.2': accuracies(28.82, 27.32),
 }
-# The numbers of Kukleva et al. are those of their own paper, with one neighbor.
+# The numbers for Kukleva et al. are from their own paper, with one neighbor.
 TABLE_4 = (
   Row(
     'kukleva_2000',

@@ -1,4 +1,4 @@
-"""DySTreSS (Manna et al. 2024) on sentence embeddings: Table 12, and the same from scratch.
+"""DySTreSS (Manna et al. 2024) on sentence embeddings: Table 12, and three of its rows trained from scratch.
 
 python -m experiments.sentences.sweep --budget-minutes=25
 """
@@ -28,7 +28,7 @@ ACCURACIES = {
 
 
 def row(name: str, title: str, config: str, numbers: Sequence[float], changes: dict | None = None, **more) -> Row:
-  """`numbers`: the printed correlations on SETS, then their printed mean."""
+  """`numbers`: the published correlations on SETS, then their published mean."""
   published = dict(zip([f'spearman_{key}' for key in (*SETS, 'mean')], numbers, strict=True))
   published |= dict(zip([f'transfer_{key}' for key in (*TRANSFER, 'mean')], ACCURACIES[name], strict=True))
   # Weights and vocabulary of bert-base-uncased.

@@ -1,7 +1,7 @@
-"""The race to 90.0 % kNN accuracy on CIFAR-10: named attempts, each a recipe on configs/cifar10.py.
+"""The race to 90.0 % kNN accuracy on CIFAR-10: named attempts, each a recipe based on configs/cifar10.py.
 
   python -m experiments.speedrun.sweep --only=simclr_4views_muon              # one attempt, one seed
-  python -m experiments.speedrun.sweep --only=simclr_4views_muon --seeds=5    # what counts: five seeds in turn
+  python -m experiments.speedrun.sweep --only=simclr_4views_muon --seeds=5    # what counts: five seeds, one by one
 
 README.md has the rules. The numbers of epochs are estimates of what fits into 5 minutes on one H200.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from experiments import runner
 from experiments.tables import Column, Row, Sweep
 
-# Nothing that costs time and is not needed: one evaluation, at the end, by kNN alone.
+# Nothing that costs time without need: a single evaluation, at the end, with kNN only.
 COMMON = {
   'deterministic': False,
   'eval.k': (10,),
@@ -39,7 +39,7 @@ def sgd(batch_size: int, learning_rate: float) -> dict:
 
 
 def attempt(name: str, title: str, epochs: int, variant: str, *changes: Mapping) -> Row:
-  """An attempt of so many epochs on a variant of configs/cifar10.py ('': SimCLR)."""
+  """An attempt of `epochs` epochs with a variant of configs/cifar10.py ('': SimCLR)."""
   merged = {'epochs': epochs}
   for change in changes:
     merged |= change
@@ -82,6 +82,6 @@ SWEEP = Sweep(
 )
 
 if __name__ == '__main__':
-  # A run must compile what it runs: no program comes from an earlier one.
+  # Each run must compile its own programs, so the cache of earlier runs is disabled.
   os.environ.setdefault('JAX_ENABLE_COMPILATION_CACHE', 'false')
   runner.main(SWEEP, pathlib.Path(__file__).parent)

@@ -1,4 +1,4 @@
-"""From a config file and flags to a valid config, before anything is compiled or loaded."""
+"""Loads and validates a config from a file and flags, before anything is compiled and before any data is loaded."""
 
 from ssl_jax.config.loading import NAMED, changed, flatten, load, override, set_name, split_options
 from ssl_jax.config.recorded import HARMLESS, difference, relevant, restore, upgrade

@@ -1,4 +1,4 @@
-"""A config from a file and flags."""
+"""Loads a config from a file and flags."""
 
 import ast
 import importlib.util
@@ -11,12 +11,12 @@ from ml_collections import ConfigDict
 
 from ssl_jax.registry import FLOAT32, is_mapping, nearest, show
 
-# Sections whose keys depend on their `name`. What they name checks them.
+# Sections whose keys depend on their `name`. The named function or class checks the keys.
 NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'temperature', 'imbalance')
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
-  """The config of `FILE.py[:options]`, with `key=value` overrides. Not validated yet."""
+  """The config of `FILE.py[:options]`, with `key=value` overrides, not yet validated."""
   file, _, arg = path.partition(':')
   if not pathlib.Path(file).is_file():
     folder = pathlib.Path(file) if pathlib.Path(file).is_dir() else pathlib.Path(file).parent
@@ -43,7 +43,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 
 def set_name(path: str) -> str:
-  """The name of a set without one: that of its folder.
+  """The default name of a dataset: the name of its folder.
 
   >>> set_name('/data/birds/')
   'birds'
@@ -52,7 +52,7 @@ def set_name(path: str) -> str:
 
 
 def split_options(arg: str) -> list[str]:
-  """The options after the colon of --config; a comma inside brackets does not separate them.
+  """Splits the options after the colon of --config at commas, except commas inside brackets.
 
   >>> split_options('dystress,eval.k=(1,2),seed=1')
   ['dystress', 'eval.k=(1,2)', 'seed=1']
@@ -61,7 +61,7 @@ def split_options(arg: str) -> list[str]:
 
 
 def changed(path: str, overrides: Sequence[str] = ()) -> tuple[set[str], ConfigDict]:
-  """The keys that the command line sets, and the config of the file and its named options without these changes."""
+  """The keys that the command line sets, and the config of the file and its variants without these changes."""
   file, _, arg = path.partition(':')
   options = split_options(arg)
   keys = {text.partition('=')[0] for text in (*options, *overrides) if '=' in text}
@@ -69,7 +69,7 @@ def changed(path: str, overrides: Sequence[str] = ()) -> tuple[set[str], ConfigD
 
 
 def overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-  # A section's new name comes before its new parameters, in whatever order they were typed.
+  # Set the name of a section before its parameters, in whatever order they were given.
   pairs = [text.partition('=')[::2] for text in overrides]
   for key, value in sorted(pairs, key=lambda pair: not pair[0].endswith('.name')):
     override(config, key, value)
@@ -82,7 +82,7 @@ def overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
 
 
 def override(config: ConfigDict, key: str, value: Any) -> None:
-  """Sets one dotted key; text is read as a Python literal if it is one, unless the key holds text."""
+  """Sets one dotted key. A string is parsed as a Python literal if possible, unless the key holds a string."""
   *path, last = key.split('.')
   section = config
   for depth, part in enumerate(path):
@@ -104,7 +104,7 @@ def override(config: ConfigDict, key: str, value: Any) -> None:
     raise ValueError(f'config key {key!r} = {show(value)} does not exist: {_elsewhere(config, last, section)}')
   if named:
     if last in section:
-      del section[last]  # its type may change: a number, or the dict of a schedule
+      del section[last]  # the type may change, such as from a number to the dict of a schedule
     section[last] = value
     return
   if isinstance(section[last], ConfigDict):
@@ -121,7 +121,7 @@ def override(config: ConfigDict, key: str, value: Any) -> None:
 
 
 def _elsewhere(config: ConfigDict, last: str, section: ConfigDict) -> str:
-  """How to fix a key that its section lacks: it may be in another one."""
+  """A hint for a key that does not exist in its section: it may be in another section."""
   found = [key for key in flatten(config) if key.endswith(f'.{last}')]
   if len(found) == 1:
     return f'did you mean {found[0]!r}?'
@@ -131,12 +131,12 @@ def _elsewhere(config: ConfigDict, last: str, section: ConfigDict) -> str:
 def _literal(text: str) -> Any:
   try:
     return ast.literal_eval(text)
-  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # as for '{[]: 1}' and '((((...'
+  except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # such as '{[]: 1}' and '((((...'
     return {'true': True, 'false': False}.get(text.lower(), text)
 
 
 def require_keys(key: str, value: Any) -> None:
-  """Raises a ValueError for a mapping that config.json and dotted keys cannot hold."""
+  """Raises a ValueError for a mapping that config.json and dotted keys cannot represent."""
   if is_mapping(value):
     for name, inner in value.items():
       if not isinstance(name, str) or '.' in name:
@@ -145,7 +145,7 @@ def require_keys(key: str, value: Any) -> None:
 
 
 def same_type(key: str, value: Any, default: Any) -> Any:
-  """`value` as the type of `default`, or a ValueError."""
+  """Converts `value` to the type of `default`; raises a ValueError if the types do not match."""
   if isinstance(default, bool) or isinstance(value, bool):
     fits = isinstance(default, bool) and isinstance(value, bool)
   elif isinstance(default, float):
@@ -165,7 +165,7 @@ def same_type(key: str, value: Any, default: Any) -> Any:
 
 
 def flatten(config: Mapping, prefix: str = '') -> dict:
-  """{'data.name': 'cifar10', ...}; a named section's dicts are flattened too."""
+  """Flattens a config, including nested dicts, to {'data.name': 'cifar10', ...}; tuples become lists."""
   flat: dict[str, Any] = {}
   for key, value in config.items():
     if isinstance(value, Mapping | ConfigDict):

@@ -1,4 +1,4 @@
-"""The config of an earlier run, from its config.json: brought up to date, and compared with another."""
+"""Configs of earlier runs, as recorded in config.json: updates them to current keys, and compares them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,7 +39,7 @@ LATER = {
   'optimizer.fixed_predictor': False,
   'eval.linear_during': False,
 }
-RENAMED = {'probe': 'online_probe'}  # top-level keys that had another name
+RENAMED = {'probe': 'online_probe'}  # {old: new} names of top-level keys
 
 # Keys that change neither what a run computes nor how it is evaluated.
 IRRELEVANT = (
@@ -50,12 +50,12 @@ IRRELEVANT = (
 
 
 def upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
-  """A recorded config with today's keys and names, and with the keys that were added since."""
+  """Updates a recorded config: renames old keys and values, and adds the keys of `LATER`."""
 
   def named(value: Any) -> Any:
     if isinstance(value, Mapping):
       return {key: named(inner) for key, inner in value.items()}
-    if isinstance(value, str) and value.startswith('supervised_'):  # Lee 2025, now named after its loss
+    if isinstance(value, str) and value.startswith('supervised_'):  # presets of Lee 2025, now named after the loss
       return value.replace('supervised_', 'balanced_', 1)
     return value
 
@@ -68,7 +68,7 @@ def upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore(saved: Mapping[str, Any], base: ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict:
-  """The config of a recorded run, from its config.json; harmless keys that it lacks are those of `base`."""
+  """The config of a recorded run, with `overrides`. Keys missing from a harmless section are taken from `base`."""
   tuples: Callable[[Any], Any] = lambda x: (
     {k: tuples(v) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
   )
@@ -82,17 +82,17 @@ def restore(saved: Mapping[str, Any], base: ConfigDict, overrides: Sequence[str]
 
 
 def relevant(config: Mapping, prefix: str = '') -> dict:
-  """`flatten`, without the keys that change neither what a run computes nor how it is evaluated."""
+  """Like `flatten`, without the `IRRELEVANT` keys."""
   return {key: value for key, value in flatten(config, prefix).items() if not _within(key, IRRELEVANT)}
 
 
 def _within(key: str, sections: Sequence[str]) -> bool:
-  """Whether a dotted key is one of these sections, or inside one."""
+  """Whether a dotted key is one of these keys or sections, or inside one."""
   return any(key == section or key.startswith(section + '.') for section in sections)
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], among: Sequence[str] = ()) -> str | None:
-  """The first key in which two runs differ in more than harmless ways, as one line; None if they are the same run.
+  """A line about the first key that is not harmless and differs between two runs; None if there is none.
 
   With `among`, only these keys and sections are compared.
   """

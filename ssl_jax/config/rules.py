@@ -1,4 +1,4 @@
-"""What a config must hold: keys, types, choices, ranges and memory."""
+"""Validates a config: its keys, types, choices and ranges, and the memory that it needs."""
 
 import functools
 import os
@@ -12,16 +12,16 @@ from ml_collections import ConfigDict
 from ssl_jax.config.loading import NAMED, flatten, require_keys, same_type
 from ssl_jax.registry import FLOAT32, in_float32, is_whole, nearest, require, require_choice, show
 
-SEEDS = 2**31  # jax makes a key from an int32
+SEEDS = 2**31  # a seed must fit in an int32
 
-# Choices without a table of their own. Names of sources, optimizers and evaluations are checked where they are defined.
+# Choices that no other module defines. Names of sources, optimizers and evaluations are checked where they are defined.
 CHOICES = {
   'dtype': ('bfloat16', 'float32'),
   'data.on_device': ('auto', 'yes', 'no'),
   'parallel.map': ('pmap', 'shard_map'),
 }
 
-Rule = tuple[Callable[[Any], Any], str]  # what must hold, and the same in words
+Rule = tuple[Callable[[Any], Any], str]  # (what must hold, its description for error messages)
 
 
 def _from(low: int, high: int) -> Rule:
@@ -44,10 +44,10 @@ def _in_share(x: Any) -> bool:
 
 
 _SHARE: Rule = (_in_share, 'in [0, 1), also in float32')
-_STEPS, _COUNT = 2**31 - 1, 10**6  # steps are int32; also a bound for other counts
-_RATE = 1e6  # no learning rate or weight is larger
+_STEPS, _COUNT = 2**31 - 1, 10**6  # upper bounds of steps (int32) and of other counts
+_RATE = 1e6  # upper bound of learning rates and weights
 
-# The range of every number. An upper bound is far above what is useful: it turns a hang or a crash into a message.
+# The range of every number. Upper bounds are far above useful values: they turn hangs and crashes into error messages.
 RULES: dict[str, Rule] = {
   'seed': (lambda x: 0 <= x < SEEDS, f'from 0 to {SEEDS - 1}'),
   'epochs': _from(1, _STEPS),
@@ -117,7 +117,7 @@ RULES: dict[str, Rule] = {
 
 
 def validate(config: ConfigDict, base: ConfigDict) -> None:
-  """Raises a ValueError for an unknown key, a value of another type or out of range, or an unknown choice."""
+  """Raises a ValueError for an invalid key, type, value or choice, and if the views need too much memory."""
   _validate_keys(config, base, '')
   flat = flatten(config)
   value_of = lambda key: functools.reduce(lambda section, name: section[name], key.split('.'), config)
@@ -143,12 +143,12 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
 
 
 def memory() -> int:
-  """Bytes of memory of this machine."""
+  """The memory of this machine, in bytes."""
   return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
 def require_memory(what: str, needed: float, fix: str) -> None:
-  """Raises a ValueError, '{what} needs ... GiB ...: {fix}', where that is more than this machine has."""
+  """Raises a ValueError, '{what} needs ... GiB ...: {fix}', if `needed` bytes exceed the memory of this machine."""
   if needed > memory():
     raise ValueError(f'{what} needs {needed / 2**30:,.0f} GiB, and this machine has {memory() / 2**30:,.0f}: {fix}')
 
@@ -184,6 +184,6 @@ def _validate_keys(config: ConfigDict, base: ConfigDict, prefix: str) -> None:
       _validate_keys(config[key], default, f'{prefix}{key}.')
     else:
       value = same_type(prefix + key, config[key], default)
-      if value is not config[key]:  # 1 of a config.json is 1.0 here
+      if value is not config[key]:  # converted, such as 1 in a config.json to 1.0
         with config.ignore_type():  # slow: it visits every key
           config[key] = value

@@ -1,4 +1,4 @@
-"""The official archives of small image sets: where they are, which files are the right ones, and how to get them."""
+"""The official archives of small image datasets: their URLs, their MD5 checksums, and a downloader."""
 
 import hashlib
 import http.client
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from rich.progress import DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-TIMEOUT = 60  # seconds without an answer
+TIMEOUT = 60  # seconds without a response
 
 
 class Archive(NamedTuple):
-  """A file that the makers of a set publish."""
+  """A file published by the authors of a dataset."""
 
   url: str
   md5: str
@@ -24,7 +24,7 @@ class Archive(NamedTuple):
 
 
 class Published(NamedTuple):
-  """The archives of a set, and the config that trains on it."""
+  """The archives of a dataset, and the config that trains on it."""
 
   config: str
   archives: tuple[Archive, ...]
@@ -33,7 +33,7 @@ class Published(NamedTuple):
 _CIFAR = 'https://www.cs.toronto.edu/~kriz'
 _SVHN = 'http://ufldl.stanford.edu/housenumbers'
 
-# By `data.name`, which is the tfds name where tfds has the set.
+# Keys are values of `data.name`: the tfds name, if tfds has the dataset.
 PUBLISHED = {
   'cifar10': Published(
     'configs/cifar10.py', (Archive(f'{_CIFAR}/cifar-10-binary.tar.gz', 'c32a1d4ab5d03f1284b67883e8d87530'),)
@@ -60,7 +60,7 @@ PUBLISHED = {
 
 
 def command(name: str, path: str = '') -> str:
-  """The command that prepares a set in `data.path`.
+  """The command that prepares a dataset in `data.path`.
 
   >>> command('svhn_cropped')
   'python main.py --mode=prepare --config=configs/svhn.py'
@@ -71,7 +71,7 @@ def command(name: str, path: str = '') -> str:
 
 
 def fetch(name: str, given: Sequence[str], downloads: pathlib.Path, any_md5: bool = False) -> list[pathlib.Path]:
-  """Paths of the archives of a set: the `given` files, or downloads into the folder `downloads`, checked by md5."""
+  """Paths of the archives of a dataset: the `given` files, or downloads into the folder `downloads`, checked by MD5."""
   archives = PUBLISHED[name].archives
   names = ' '.join(archive.name for archive in archives)
   if not given:
@@ -91,7 +91,7 @@ def fetch(name: str, given: Sequence[str], downloads: pathlib.Path, any_md5: boo
 
 
 def _download(archive: Archive, folder: pathlib.Path, names: str) -> pathlib.Path:
-  """The archive in the folder, downloaded unless it is there already. `names` are those of all archives of the set."""
+  """Downloads an archive unless the folder already has it. `names` lists all archives of the dataset, for errors."""
   file = folder / archive.name
   if file.is_file() and _md5(file) == archive.md5:
     print(f'{file} is there already')

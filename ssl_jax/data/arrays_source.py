@@ -11,7 +11,7 @@ from ssl_jax.data.sources import Arrays, one_line
 
 
 def load(data: Mapping[str, Any], split: str) -> Arrays:
-  """The images `train_images` or `test_images` of the file `data.path`, with their labels, if any."""
+  """PREFIX_images and, if present, PREFIX_labels of the file `data.path`. PREFIX is the name of the split."""
   path, prefix = os.path.expanduser(data['path']), data[f'{split}_split']
   try:
     found = read_npz(path, (f'{prefix}_images', f'{prefix}_labels', 'class_names'))

@@ -1,15 +1,16 @@
-"""Random augmentations of images: settings, presets, and the function that draws and applies them on the device.
+"""Random image augmentations on the device: settings, presets, and the function that samples and applies them.
 
-`make(settings)` returns the random augmentation of one example, from uint8 to float32:
+`make(settings)` returns a function that augments one image, from uint8 to float32:
 
     augment = make(PRESETS['simclr'])
     views = jax.vmap(augment)(keys, images)  # keys [B], images uint8 [B, H, W, 3] -> float32 [B, size, size, 3]
 
-With one threefry key per example, made from (seed, step, index in the global batch, view), a view depends neither on
-the device nor on the rest of the batch.
+Each view has its own threefry key, derived from (seed, step, index in the global batch, view). A view therefore depends
+neither on the device nor on the rest of the batch.
 
-The order is: crop with flip, rotation, color jitter, grey, blur, solarize, noise, cutout, normalize. A flip commutes in
-distribution with the operations after it (up to one pixel of a cutout), so recipes that flip last are the same recipe.
+The order is: crop with flip, rotation, color jitter, grayscale, blur, solarize, noise, cutout, normalize. A flip
+commutes in distribution with the operations after it (up to one pixel of a cutout), so recipes that flip last are
+equivalent.
 """
 
 import itertools
@@ -30,15 +31,15 @@ MEAN_STD = {
   'imagenet': dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
 }
 
-# Every setting, with the value that augments nothing: an operation of probability 0 is not compiled.
+# Every setting, with defaults that augment nothing. An operation with probability 0 is not compiled.
 OFF: dict[str, Any] = dict(
-  size=None,  # pixels per side of the view; None: those of the image
+  size=None,  # pixels per side of the view; None: the size of the image
   crop=False,  # random resized crop; False if the host has already cropped
-  crop_scale=(0.08, 1.0),  # area of the crop, as a fraction of the image's
+  crop_scale=(0.08, 1.0),  # area of the crop, as a fraction of the image area
   crop_ratio=(3 / 4, 4 / 3),  # width / height
   interpolation='bilinear',  # of the crop: 'bilinear' or 'bicubic'
   flip=0.0,
-  jitter=0.0,  # probability of the four adjustments below, in random order
+  jitter=0.0,  # probability that the four adjustments below are applied, in random order
   brightness=0.4,  # factor in [max(0, 1 - value), 1 + value]; likewise contrast and saturation
   contrast=0.4,
   saturation=0.4,
@@ -49,7 +50,7 @@ OFF: dict[str, Any] = dict(
   solarize=0.0,
   solarize_threshold=0.5,
   cutout=0.0,
-  cutout_size=0.5,  # fraction of the view's side
+  cutout_size=0.5,  # side of the square, as a fraction of the view's side
   rotation=0.0,
   rotation_degrees=30.0,  # angle in [-value, value]
   noise=0.0,
@@ -66,7 +67,7 @@ _CACR_SMALL = dict(_SIMCLR, crop_scale=(0.2, 1.0), jitter=1.0, hue=0.4, blur=0.0
 _BALANCED_CIFAR = dict(_SIMCLR, blur=0.0, **MEAN_STD['imagenet'])
 _EMP_SSL = dict(_SIMCLR, crop_scale=(0.25, 0.25), crop_ratio=(1.0, 1.0), hue=0.2, blur=0.1, solarize=0.1)
 _EMP_SSL |= dict(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-# Lee 2025, sec. 5.2, names these augmentations without numbers: the probabilities and sizes are our choice.
+# Lee 2025, sec. 5.2, names these augmentations without parameters: the probabilities and sizes are our choice.
 _VARIANTS = dict(
   no_blur=dict(blur=0.0),
   no_color=dict(jitter=0.0, grey=0.0),
@@ -97,7 +98,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 _PROBABILITIES = ('flip', 'jitter', 'grey', 'blur', 'solarize', 'cutout', 'rotation', 'noise')
 _STRENGTHS = ('brightness', 'contrast', 'saturation', 'noise_std')
-_STRONGEST = 100.0  # of any strength, blur or ratio
+_STRONGEST = 100.0  # upper limit of strengths, blur sigmas and aspect ratios
 _increasing = lambda r: len(r) == 2 and all(map(in_float32, r)) and 0 < r[0] <= r[1] <= _STRONGEST
 _within = lambda low, high: lambda x: in_float32(x) and low <= x <= high
 _RULES: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -119,7 +120,7 @@ _RULES: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def validate(settings: Mapping[str, Any], section: str = 'augment') -> dict[str, Any]:
-  """The settings, completed with `OFF`. Raises a ValueError for an unknown key or an invalid value."""
+  """The settings, with defaults from `OFF`. Raises a ValueError for an unknown key or an invalid value."""
   for key, value in settings.items():
     if key not in OFF:
       raise ValueError(f'{section}.{key} = {show(value)} is not a known setting: {nearest(key, OFF)}')
@@ -129,9 +130,9 @@ def validate(settings: Mapping[str, Any], section: str = 'augment') -> dict[str,
   return settings
 
 
-# The uniform numbers of an example are drawn at once: splitting a key and drawing for every operation would launch more
-# kernels on an accelerator than the pixels do. Each operation has its own numbers (whether it happens, then its
-# parameters), even when it is off, so that an ablation changes that operation only.
+# All uniform random numbers of an example are drawn at once: splitting the key and drawing for each operation would
+# launch more kernels than the image operations themselves. Each operation has its own numbers (first whether it is
+# applied, then its parameters), even when it is off. Turning one operation off therefore leaves the others unchanged.
 _DRAWS = dict(crop=image_ops.CROP_DRAWS, flip=1, rotation=2, jitter=6, grey=1, blur=2, solarize=1, noise=1, cutout=3)
 _ENDS = list(itertools.accumulate(_DRAWS.values()))
 
@@ -145,9 +146,9 @@ def _factor(u: jax.Array, strength: float) -> jax.Array:
 
 
 def make(settings: Mapping[str, Any]) -> Callable[[jax.Array, jax.Array], jax.Array]:
-  """The augmentation of one example: key, uint8 `[H, W, 3]` -> float32 `[size, size, 3]`, normalized.
+  """A function that augments one image: key, uint8 `[H, W, 3]` -> float32 `[size, size, 3]`, normalized.
 
-  Settings that are not given are off: `make(dict(blur=0.5))` only blurs.
+  Omitted operations are off: `make(dict(blur=0.5))` only blurs.
   """
   s = validate(settings)
 
@@ -160,7 +161,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[jax.Array, jax.Array], jax.Ar
   def cut(u: jax.Array, x: jax.Array) -> jax.Array:
     side = round(s['cutout_size'] * min(x.shape[:2]))
     top, left = (jnp.floor(v * n).astype(jnp.int32) - side // 2 for v, n in zip(u, x.shape[:2], strict=True))
-    return image_ops.cutout(x, top, left, side, side, s['mean'])  # the mean becomes 0 when normalized
+    return image_ops.cutout(x, top, left, side, side, s['mean'])  # normalization maps the mean to 0
 
   def augment(key: jax.Array, image: jax.Array) -> jax.Array:
     chex.assert_shape(image, (None, None, 3))
@@ -177,7 +178,7 @@ def make(settings: Mapping[str, Any]) -> Callable[[jax.Array, jax.Array], jax.Ar
       raise ValueError(f'augment.size = {s["size"]} differs from the images, {height} × {width}: set augment.crop=True')
 
     def noise(u: jax.Array, x: jax.Array) -> jax.Array:
-      own = jax.random.fold_in(key, _ENDS[-1])  # bits that the uniform numbers do not use
+      own = jax.random.fold_in(key, _ENDS[-1])  # independent of the uniform numbers above
       return image_ops.add_noise(x, jax.random.normal(own, x.shape), s['noise_std'])
 
     operations = dict(
@@ -207,10 +208,10 @@ def make_eval(
   *,
   crop: float = 1.0,
 ) -> Callable[[jax.Array], jax.Array]:
-  """The view of one example for evaluations: uint8 `[H, W, 3]` -> the center, `[size, size, 3]`, normalized.
+  """The deterministic view for evaluations: uint8 `[H, W, 3]` -> center crop `[size, size, 3]`, normalized.
 
-  A `crop` of 0.875 is ImageNet's "shorter side to 256, center 224". With 1.0, a square image of `size` is only
-  normalized.
+  `crop` is the side of the crop as a fraction of the shorter side: 0.875 is ImageNet's "shorter side to 256, center
+  224". With 1.0, a square image of side `size` is only normalized.
   """
   s = validate(dict(size=size, mean=mean, std=std))
   require('eval.crop', crop, lambda x: 0 < x <= 1, 'a fraction of the shorter side in (0, 1]')

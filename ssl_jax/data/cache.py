@@ -1,9 +1,9 @@
-"""Decoded images in a file: decoded once, in parallel, and mapped into memory by every later run.
+"""A file cache of decoded images: the first run decodes them in parallel, and later runs memory-map the file.
 
-NAME.npy holds uint8 [N, size, size, 3]: the shorter side of an image is resized to `size`, and its center is cropped.
-NAME.json has the fingerprint of the source, and a checksum for each block of images. A block counts if its checksum is
-there and matches, and every other block is decoded. This one rule makes a new file, continues one whose process was
-killed, and repairs one that is damaged. Another fingerprint, of a folder that has changed, starts a new file.
+NAME.npy holds uint8 [N, size, size, 3]: the shorter side of each image is resized to `size`, and the center is cropped.
+NAME.json holds the fingerprint of the source, and a checksum for each block of images. A block is valid if its checksum
+matches, and all other blocks are decoded. This rule creates a new file, completes one whose process was killed, and
+repairs a damaged one. If the fingerprint differs, because the data has changed, a new file is started.
 """
 
 import contextlib
@@ -22,23 +22,22 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.data import sources
-from ssl_jax.data.npz import is_regular
 
 try:
   import fcntl
 except ImportError:  # Windows
   fcntl = None  # type: ignore[assignment]
 
-BLOCK = 2**24  # bytes of a block, at most, if an image is not larger
-COMPARED = 8  # images that are decoded again at each start
-SAY_SECONDS, SAVE_SECONDS = 10.0, 5.0  # between lines of progress, and between writes of NAME.json
-THREADS = os.cpu_count() or 1  # Pillow releases the interpreter lock
+BLOCK = 2**24  # maximum bytes of a block, unless a single image is larger
+COMPARED = 8  # images that are decoded again at each start, to compare them with the file
+SAY_SECONDS, SAVE_SECONDS = 10.0, 5.0  # seconds between progress messages, and between writes of NAME.json
+THREADS = os.cpu_count() or 1  # Pillow releases the GIL
 
 
 def load(source: sources.Source, image_size: int, folder: str) -> sources.Arrays:
-  """`source.in_memory(image_size)`, by way of a file in `folder`; the images are mapped and not copied.
+  """`source.in_memory(image_size)`, memory-mapped from a cache file in `folder`.
 
-  Sources that are in memory already have no file.
+  Sources that are already in memory are not cached.
   """
   if not (fingerprint := source.fingerprint()):
     return source.in_memory(image_size)
@@ -50,15 +49,15 @@ def load(source: sources.Source, image_size: int, folder: str) -> sources.Arrays
 
 
 class _Cache:
-  """The file of a source, and what is known about it."""
+  """The cache file of a source, and the content of its NAME.json (`known`)."""
 
   def __init__(self, file: pathlib.Path, source: sources.Source, image_size: int, fingerprint: str):
     self.file, self.source, self.size = file, source, image_size
     self.shape = (len(source), image_size, image_size, 3)
-    self.step = max(BLOCK // (3 * image_size**2), 1)  # images of a block
+    self.step = max(BLOCK // (3 * image_size**2), 1)  # images per block
     self.identity = {
       'fingerprint': fingerprint,
-      'paired': source.paired,  # then an image without its text is broken
+      'paired': source.paired,  # if True, an image without text counts as broken
       'shape': list(self.shape),
       'block': self.step,
     }
@@ -69,7 +68,7 @@ class _Cache:
     self.known = self._read()
     missing = self._missing() if self._mapped() is not None else None
     if missing is None or (len(missing) < len(self.starts) and not self._as_decoded(missing)):
-      self.file.unlink(missing_ok=True)  # not written over: another run may have mapped it
+      self.file.unlink(missing_ok=True)  # not overwritten, because another run may have mapped it
       with _writing(self.file):
         np.lib.format.open_memmap(self.file, 'w+', np.uint8, self.shape).flush()
       self.known = {**self.identity, 'checksums': [None] * len(self.starts), 'broken': []}
@@ -84,13 +83,13 @@ class _Cache:
     assert images is not None
     labels, broken = source.labels, self.known['broken']
     source.skipped.update(broken)
-    if broken:  # rare, and worth a copy
+    if broken:  # rare, so a copy in memory is acceptable
       good = source.readable()
       images, labels = images[good], None if labels is None else labels[good]
     return source.decoded_as(images, labels)
 
   def _read(self) -> dict[str, Any]:
-    """NAME.json, if it belongs to this source; otherwise {}."""
+    """The content of NAME.json if it belongs to this source; otherwise {}."""
     try:
       known = json.loads(self.file.with_suffix('.json').read_bytes())
       same = all(known[key] == value for key, value in self.identity.items())
@@ -105,9 +104,9 @@ class _Cache:
       part.replace(self.file.with_suffix('.json'))
 
   def _mapped(self) -> np.ndarray | None:
-    """The images of the file; None if it is not the file of this source."""
+    """The memory-mapped images; None if the file is missing or does not belong to this source."""
     try:
-      if not (self.known and is_regular(self.file)):
+      if not (self.known and os.path.isfile(self.file)):
         return None
       images = np.load(self.file, mmap_mode='r', allow_pickle=False)
       return np.asarray(images) if (images.shape, images.dtype) == (self.shape, np.uint8) else None
@@ -115,13 +114,13 @@ class _Cache:
       return None
 
   def _missing(self) -> list[int]:
-    """The blocks that do not count, by their first image."""
+    """First positions of the blocks that must be decoded."""
     images, broken = self._mapped(), self.known['broken']
     assert images is not None
 
     def counts(start: int) -> bool:
       if self.source.broken == 'error' and any(start <= k < start + self.step for k in broken):
-        return False  # to name the image
+        return False  # decoding raises an error that names the broken image
       expected = self.known['checksums'][start // self.step]
       return expected is not None and zlib.crc32(images[start : start + self.step].data) == expected
 
@@ -129,7 +128,7 @@ class _Cache:
       return [start for start, good in zip(self.starts, pool.map(counts, self.starts), strict=True) if not good]
 
   def _as_decoded(self, missing: Sequence[int]) -> bool:
-    """Whether some images are what decoding them gives; another version of Pillow may round differently."""
+    """Whether a few images equal a fresh decoding: another version of Pillow may round differently."""
     images = self._mapped()
     assert images is not None
     lost = {*missing, *(k // self.step * self.step for k in self.known['broken'])}
@@ -142,7 +141,7 @@ class _Cache:
     return True
 
   def _require_space(self, needed: int) -> None:
-    # The blocks that are missing may have their space already, where the file was not new: they are few then.
+    # An overestimate if damaged blocks of an existing file already occupy disk space.
     if (free := shutil.disk_usage(self.file.parent).free) < needed:
       raise ValueError(
         f'data.cache = {str(self.file.parent)!r} has {free / 1e9:,.1f} GB free, and {len(self.source):,} images of '
@@ -150,7 +149,7 @@ class _Cache:
       )
 
   def _decode(self, missing: Sequence[int]) -> None:
-    """Decodes blocks into the file, and keeps what is done if it is interrupted."""
+    """Decodes blocks into the file. Finished blocks are kept if decoding is interrupted."""
     header = self.file.stat().st_size - math.prod(self.shape)  # bytes
     total, done, begun = len(self.source), 0, time.monotonic()
     said = saved = begun
@@ -161,7 +160,7 @@ class _Cache:
       positions = range(total)[start : start + self.step]
       block = np.zeros((len(positions), *self.shape[1:]), np.uint8)
       broken = self.source.decode(positions, block)
-      with _writing(self.file), self.file.open('r+b') as stream:  # a full disk would kill a process that maps it
+      with _writing(self.file), self.file.open('r+b') as stream:  # writing to a map would crash on a full disk
         stream.seek(header + start * block[0].nbytes)
         stream.write(block.data)
       return start, zlib.crc32(block.data), broken
@@ -202,7 +201,7 @@ def _writable(folder: str) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _writing(file: pathlib.Path) -> Iterator[None]:
-  """Names the file in the error of a full disk, in one line."""
+  """Turns an OSError, such as that of a full disk, into a one-line ValueError that names the file."""
   try:
     yield
   except OSError as error:
@@ -213,7 +212,7 @@ def _writing(file: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(file: pathlib.Path) -> Iterator[None]:
-  """One process at a time; another one that wants the same file waits for it."""
+  """A lock on a cache file: other processes that need the same file wait."""
   path = file.with_suffix('.lock')
   with _writing(path):
     lock = path.open('a')

@@ -1,4 +1,4 @@
-"""From the captions of a source to tokens: the vocabulary, the tokens in memory, and which caption a step sees."""
+"""Turns the captions of a source into tokens: vocabulary, tokenization, and random choice of one caption per step."""
 
 import dataclasses
 import itertools
@@ -13,12 +13,12 @@ from ssl_jax.data import sources
 from ssl_jax.data.sentences import Vocabulary
 from ssl_jax.models import bert
 
-COUNTED = 1_000_000  # images whose captions a vocabulary is built from, at most
-AT_ONCE = 10_000  # images whose captions are read at once
+COUNTED = 1_000_000  # maximum number of images whose captions a vocabulary is built from
+AT_ONCE = 10_000  # images whose captions are read in one call
 
 
 class Tokens(NamedTuple):
-  """The captions of N images in memory."""
+  """The tokenized captions of N images, in memory."""
 
   tokens: np.ndarray  # uint16 [N, C, T], with up to C captions per image; the rest is padding
   number: np.ndarray  # int32 [N], the number of captions of each image
@@ -26,13 +26,13 @@ class Tokens(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-  """Draws a caption of each image and turns it into tokens, on the host."""
+  """Draws one caption per image and tokenizes it, on the host."""
 
   vocabulary: Vocabulary
   length: int
 
   def __call__(self, source: sources.Source, positions: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Images [b], uniform numbers in [0, 1) [b] -> uint16 [b, 1, T]: one view."""
+    """Positions [b], uniform random numbers in [0, 1) [b] -> tokens [b, 1, T]: one view."""
     found = source.captions_of(positions)
     assert found is not None
     chosen = [texts[int(u * len(texts))] if texts else '' for texts, u in zip(found, uniforms, strict=True)]
@@ -40,7 +40,7 @@ class Reader:
 
 
 def vocabulary_of(data: Mapping[str, Any], source: sources.Source) -> Vocabulary:
-  """The vocabulary of the file `data.vocabulary` or, without one, of the captions of up to `COUNTED` images."""
+  """The vocabulary in the file `data.vocabulary` or, if none is given, one built from the captions."""
   if data['vocabulary']:
     return Vocabulary.read(data['vocabulary'])
   counted = _captions(source, min(len(source), COUNTED))
@@ -59,13 +59,13 @@ def tokens_of(source: sources.Source, vocabulary: Vocabulary, length: int) -> To
 
 
 def view(key: jax.Array, example: Mapping[str, jax.Array]) -> jax.Array:
-  """One of the captions of an example, drawn by the key, with a dropout key.  -> uint32 [T + 2]"""
+  """The tokens of a random caption of an example, followed by a dropout key.  -> uint32 [T + 2]"""
   drawn = jax.random.randint(jax.random.fold_in(key, 0), (), 0, jnp.maximum(example['number'], 1))
   return bert.view(jax.random.fold_in(key, 1), example['tokens'][drawn])
 
 
 def _captions(source: sources.Source, count: int) -> Iterator[tuple[str, ...]]:
-  """The captions of the first `count` images, image by image."""
+  """The captions of the first `count` images, one tuple per image."""
   for start in range(0, count, AT_ONCE):
     found: Sequence[tuple[str, ...]] | None = source.captions_of(np.arange(start, min(start + AT_ONCE, count)))
     assert found is not None

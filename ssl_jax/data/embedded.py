@@ -1,11 +1,11 @@
-"""The embedded set: eight shapes, drawn by formula, for a first run without a download.
+"""The embedded dataset: generated images of eight shapes, for a first run without a download.
 
 The class of an image is its shape. Position, size, rotation, colors, sign of the contrast, texture and clutter are
-independent of the class, so that raw pixels say little about it and an encoder has to learn invariances.
+independent of the class. Raw pixels therefore say little about the class, and an encoder has to learn invariances.
 
-The same seed gives the same bytes on any machine. Random numbers come from the raw 64-bit stream of Philox, which NumPy
-keeps stable, and are only processed with operations that IEEE 754 rounds correctly (+ − × ÷ √, min, max, floor), one at
-a time and without reductions.
+The same seed gives the same bytes on every machine. Random numbers come from the raw 64-bit stream of Philox, which
+NumPy keeps stable. They are processed only with operations that IEEE 754 rounds correctly (+ − × ÷ √, min, max, floor),
+one at a time and without reductions.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,33 +18,33 @@ from ssl_jax.registry import require, require_choice
 CLASSES = ('disc', 'ring', 'triangle', 'square', 'star', 'cross', 'crescent', 'hourglass')
 SIZES = {'train': 10_000, 'test': 2_000}
 SIDE = 32
-DOTS = 2  # clutter per image
-STROKES = 1
+DOTS = 2  # clutter: dots per image
+STROKES = 1  # clutter: strokes per image
 
-# The last bit of a cosine depends on the machine; nine decimals do not.
+# The last bit of a cosine depends on the machine. The first nine decimals do not.
 _COSINE = np.round(np.cos(np.arange(360) * (np.pi / 180)), 9).astype(np.float32)
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
-_PARAMETERS = 128  # 64-bit numbers per image for its parameters; 128 more give one byte of noise per pixel
+_PARAMETERS = 128  # 64-bit random numbers per image for its parameters; 128 more give one byte of noise per pixel
 _CHUNK = 50 * len(CLASSES)  # images drawn at once, a multiple of the number of classes
 
 
 class Scenes(NamedTuple):
-  """Images, and what each of them shows."""
+  """Images, with the attributes that generated them."""
 
   images: np.ndarray  # uint8 [N, 32, 32, 3]
   labels: np.ndarray  # int32 [N], the shape
   color: np.ndarray  # float32 [N, 3], the mean color of the shape
   background: np.ndarray  # float32 [N, 3], the mean color behind it
-  place: np.ndarray  # float32 [N, 2], the center of the shape: pixels to the right of the image's center, and below
+  place: np.ndarray  # float32 [N, 2], the center of the shape: pixels to the right of and below the image's center
 
 
 def generate(split: str, seed: int = 0, size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-  """Images uint8 [N, 32, 32, 3] and labels int32 [N] of a split; a smaller `size` gives a prefix of a larger one."""
+  """Images uint8 [N, 32, 32, 3] and labels int32 [N] of a split. `size` selects the first images."""
   return scenes(split, seed, size)[:2]
 
 
 def scenes(split: str, seed: int = 0, size: int | None = None) -> Scenes:
-  """The images and labels of `generate`, with what `ssl_jax.data.embedded_captions` says about them."""
+  """The images and labels of `generate`, with the attributes that `ssl_jax.data.embedded_captions` describes."""
   require_choice('split', split, SIZES)
   size = SIZES[split] if size is None else size
   require('size', size, lambda x: x >= 0, 'at least 0')
@@ -57,14 +57,14 @@ def scenes(split: str, seed: int = 0, size: int | None = None) -> Scenes:
 
 
 def _draw(stream: np.random.Philox, n: int) -> tuple[np.ndarray, ...]:
-  """The next n images of the stream; image i shows shape i mod 8.  -> the fields of `Scenes`, without labels"""
+  """Generates the next n images; image i shows shape i mod 8.  -> the fields of `Scenes`, without labels"""
   raw = stream.random_raw(n * (_PARAMETERS + SIDE * SIDE // 8)).reshape(n, -1)
   draw = _Uniforms(raw[:, :_PARAMETERS])
   noise = raw[:, _PARAMETERS:].astype('<u8').view(np.uint8).reshape(n, SIDE, SIDE).astype(np.float32) / 127.5 - 1
   y, x = np.meshgrid(*[np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2] * 2, indexing='ij')  # from the center
   x, y = x[None], y[None]
 
-  # Background and foreground differ in lightness by `contrast`, with either sign. Clutter is in between.
+  # Background and foreground differ in lightness by `contrast`, with a random sign. Clutter is between them, ± 0.2.
   dark, contrast, swap = draw(0.12, 0.42), draw(0.3, 0.46), draw() < 0.5
   light = dark + contrast
   lightness = dark + contrast * draw()
@@ -95,7 +95,7 @@ def _draw(stream: np.random.Philox, n: int) -> tuple[np.ndarray, ...]:
 
 
 class _Uniforms:
-  """Each call returns the next column of a table of raw numbers as uniform numbers, one per image.  [n, 1, 1]"""
+  """Each call converts the next column of a table of raw numbers to uniform numbers, one per image.  [n, 1, 1]"""
 
   def __init__(self, raw: np.ndarray):
     self._columns = iter((raw.T >> np.uint64(40)).astype(np.float32) / np.float32(2**24))
@@ -104,13 +104,13 @@ class _Uniforms:
     return low + (high - low) * next(self._columns)[:, None, None]
 
   def direction(self) -> tuple[np.ndarray, np.ndarray]:
-    """Cosine and sine of a random whole number of degrees."""
+    """Cosine and sine of a random angle in whole degrees."""
     degrees = self(0, 360).astype(np.int32)
     return _COSINE[degrees], _COSINE[(degrees + 270) % 360]
 
 
 def _coverage(distance: np.ndarray) -> np.ndarray:
-  """The fraction of a pixel inside an outline, for antialiasing, from its signed distance in pixels."""
+  """The approximate fraction of a pixel inside an outline, from the signed distance in pixels, for antialiasing."""
   return np.clip(0.5 - distance, 0, 1)
 
 
@@ -131,7 +131,7 @@ def _colored(lightness: np.ndarray, tint: np.ndarray) -> np.ndarray:
 def _paint(
   draw: _Uniforms, lightness: np.ndarray, x: np.ndarray, y: np.ndarray, noise: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """A color with a texture: plain, gradient, stripes, checks or noise; and the color.  -> [n, 32, 32, 3], [n, 3]"""
+  """A random color, textured (plain, gradient, stripes, checks, noise) and plain.  -> [n, 32, 32, 3], [n, 3]"""
   kind, (cosine, sine), period = (draw() * 5).astype(np.int32), draw.direction(), draw(4, 10)
   along, across = cosine * x + sine * y, cosine * y - sine * x
   wave = lambda t: 4 * np.abs(t - np.floor(t) - 0.5) - 1  # a triangle wave of period 1
@@ -143,7 +143,7 @@ def _paint(
 
 
 def _half_planes(x: np.ndarray, y: np.ndarray, normals_in_degrees: Sequence[int], offset: float) -> np.ndarray:
-  """Sorted distances to lines with the given outward normals.  -> [k, ...]"""
+  """Sorted signed distances to lines with the given outward normals.  -> [k, ...]"""
   return np.sort([_COSINE[d] * x + _COSINE[(d + 270) % 360] * y - offset for d in normals_in_degrees], axis=0)
 
 

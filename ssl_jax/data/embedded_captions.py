@@ -1,17 +1,17 @@
-"""Sentences about the images of the embedded set: the shape, its color, the background and the place.
+"""Captions for the embedded dataset: the shape, its color, the background and the position.
 
-Every sentence names the shape, so that zero-shot classification by shape can be learned from them; colors and places
-are independent of it. The same image has the same sentences on any machine.
+Every caption names the shape or a synonym, so zero-shot classification by shape can be learned. Colors and positions
+are independent of the shape. The same image has the same captions on every machine.
 """
 
 import numpy as np
 
 from ssl_jax.data import embedded
 
-# The hues, by sixths of the color circle; a color with little saturation is gray.
+# Hue names by sixths of the color circle. A color with little saturation is gray.
 HUES = ('red', 'yellow', 'green', 'turquoise', 'blue', 'purple')
-GRAY = 0.12  # the channels of a gray differ by at most this
-MIDDLE = 2.0  # pixels from the center of the image within which a shape is neither left nor right, above nor below
+GRAY = 0.12  # the channels of gray differ by less than this
+MIDDLE = 2.0  # a shape within this many pixels of the center is neither left nor right, neither top nor bottom
 SYNONYMS = {
   'disc': 'circle',
   'ring': 'hoop',
@@ -34,7 +34,7 @@ PHRASES = (
 
 
 def captions(scenes: embedded.Scenes) -> list[tuple[str, ...]]:
-  """One sentence per phrase for each image.
+  """One caption per template in `PHRASES` for each image.
 
   >>> captions(embedded.scenes('test', size=2))[1][5]
   'a light yellow ring on a dark yellow background'
@@ -55,7 +55,7 @@ def _with_article(noun: str) -> str:
 
 
 def color_names(colors: np.ndarray) -> list[str]:
-  """'dark blue', 'light gray', ... of colors [N, 3] in [0, 1]; half of the luminance separates dark from light.
+  """'dark blue', 'light gray', ... for colors [N, 3] in [0, 1]. A luminance of 0.5 or more is light.
 
   >>> color_names(np.float32([[0.9, 0.1, 0.2], [0.8, 0.8, 0.8]]))
   ['dark red', 'light gray']
@@ -63,7 +63,7 @@ def color_names(colors: np.ndarray) -> list[str]:
   high, low = colors.max(axis=1), colors.min(axis=1)
   span = np.maximum(high - low, np.float32(1e-6))
   red, green, blue = colors.T
-  # The place on the circle in sixths, with red at 0.
+  # The position on the color circle in sixths, with red at 0.
   sixth = np.where(
     high == red, (green - blue) / span, np.where(high == green, 2 + (blue - red) / span, 4 + (red - green) / span)
   )
@@ -74,7 +74,7 @@ def color_names(colors: np.ndarray) -> list[str]:
 
 
 def place_names(places: np.ndarray) -> list[str]:
-  """'at the top left', 'in the middle', ... of centers [N, 2], pixels to the right and below.
+  """'at the top left', 'in the middle', ... for centers [N, 2], in pixels to the right of and below the image's center.
 
   >>> place_names(np.float32([[-3, -4], [0, 1], [0, 5]]))
   ['at the top left', 'in the middle', 'at the bottom']

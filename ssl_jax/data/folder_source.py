@@ -1,4 +1,4 @@
-"""Images in a folder: class folders, or images without classes; with captions.tsv, an image may have captions."""
+"""Images in a folder, with or without class folders. An optional captions.tsv holds captions."""
 
 import collections
 import csv
@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import pathlib
+import stat
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -15,13 +16,12 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.data import archives
-from ssl_jax.data.npz import is_regular
 from ssl_jax.data.sources import Source, digest_of, stamp
 from ssl_jax.registry import nearest
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
-LARGEST_IMAGE = 2**30  # bytes of one image file
-CAPTIONS = 'captions.tsv'  # in the folder of a split: file<TAB>caption, with a line for each caption
+LARGEST_IMAGE = 2**30  # maximum bytes of one image file
+CAPTIONS = 'captions.tsv'  # in the folder of a split: one line file<TAB>caption per caption
 
 
 class Folder(Source):
@@ -52,7 +52,7 @@ class Folder(Source):
     return (self.captions or {}).get(self.items[position], ())
 
   def identities(self) -> list[Hashable]:
-    """Paths with links resolved. Listing folders finds the links: there may be a million files to resolve otherwise."""
+    """Paths with symbolic links resolved. Only links are resolved, because there may be a million files."""
     links: dict[str, set[str]] = {}
     real: dict[str, str] = {}
 
@@ -66,7 +66,7 @@ class Folder(Source):
     return [resolve(path) for path in self.items]
 
   def several(self) -> list[list[str]] | None:
-    """From labels.csv beside the images: the name of a file and its labels on each line, separated by commas."""
+    """Labels from labels.csv in the folder of the split. Each line is a file name and its labels, comma-separated."""
     file = pathlib.Path(self.root) / 'labels.csv'
     if self.labels is not None or not file.is_file():
       return None
@@ -79,7 +79,7 @@ class Folder(Source):
 
 
 def load(data: Mapping[str, Any], split: str) -> Folder:
-  """The images of a split, with a label for each class folder."""
+  """The images of a split. The class folders, if any, give the labels."""
   key = f'data.{split}_split'
   path, folder = pathlib.Path(data['path']).expanduser(), data[f'{split}_split']
   root = path / folder
@@ -111,7 +111,7 @@ def load(data: Mapping[str, Any], split: str) -> Folder:
   for name, found in zip(names, paths, strict=True):
     if not found:
       raise ValueError(f'class folder {root / name} has no images ({", ".join(EXTENSIONS)}): fill or remove it')
-  # A class has the same number in both splits, even if one of them lacks some classes.
+  # A class has the same label in both splits, even if one split lacks some classes.
   other = path / data['test_split' if split == 'train' else 'train_split']
   class_names = sorted({*names, *(subfolders(other) if other.is_dir() else ())})
   labels = np.repeat([class_names.index(name) for name in names], [len(found) for found in paths]).astype(np.int32)
@@ -120,7 +120,7 @@ def load(data: Mapping[str, Any], split: str) -> Folder:
 
 
 def _with_captions(source: Folder, file: pathlib.Path) -> Folder:
-  """The source with the captions of a file, if there is one. A wrong line is an error, or is skipped."""
+  """The source with the captions in `file`, if it exists. `data.broken` says whether invalid lines raise an error."""
   if not file.is_file():
     return source
   known, found = set(source.items), collections.defaultdict[str, list[str]](list)
@@ -143,19 +143,19 @@ def _with_captions(source: Folder, file: pathlib.Path) -> Folder:
 
 
 def subfolders(root: str | os.PathLike[str]) -> list[str]:
-  """Sorted names of the folders in a folder, without hidden ones."""
+  """Sorted names of the subfolders of a folder, except hidden ones."""
   return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith('.'))
 
 
 def _images_in(root: pathlib.Path, ignored: 'collections.Counter[str]', nested: bool = True) -> list[str]:
-  """Sorted paths of the images in a folder and, if `nested`, in its subfolders, without hidden files and folders.
+  """Sorted paths of the images in a folder and, if `nested`, in its subfolders, except hidden files and folders.
 
-  The types of other files are counted in `ignored`.
+  Other files are counted by suffix in `ignored`.
   """
   found: list[str] = []
   seen: set[str] = set()
   for folder, below, files in os.walk(root, followlinks=True):
-    if (place := os.path.realpath(folder)) in seen:  # a link to a parent folder
+    if (place := os.path.realpath(folder)) in seen:  # a link to a folder that was visited, such as a parent
       below[:] = []
       continue
     seen.add(place)
@@ -169,7 +169,7 @@ def _images_in(root: pathlib.Path, ignored: 'collections.Counter[str]', nested: 
 
 
 def _name_ignored(root: pathlib.Path, types: 'collections.Counter[str]') -> None:
-  """Says which files of a folder are not read because of their type."""
+  """Prints how many files of a folder are ignored because of their suffix."""
   if types:
     kinds = ', '.join(f'{count:,} {shown(suffix) or "without a suffix"}' for suffix, count in types.most_common(5))
     known = ', '.join(EXTENSIONS)
@@ -177,14 +177,14 @@ def _name_ignored(root: pathlib.Path, types: 'collections.Counter[str]') -> None
 
 
 def shown(path: str) -> str:
-  """A path in a message of one line."""
+  """A path as printable text for a one-line message."""
   return path if path.isprintable() else repr(path)
 
 
 def _open_file(path: str) -> Image.Image:
-  if not is_regular(path):
+  if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe may block forever
     raise OSError('not a regular file')
   if (size := os.path.getsize(path)) > LARGEST_IMAGE:
     raise OSError(f'it has {size / 2**30:,.0f} GiB')
-  with open(path, 'rb') as file:  # read completely, because Pillow keeps the file of a broken image open
+  with open(path, 'rb') as file:  # read at once, because Pillow keeps the file of a broken image open
     return Image.open(io.BytesIO(file.read()))

@@ -1,7 +1,7 @@
-"""Image operations in pure JAX, as plain functions of explicit parameters.
+"""Image operations in pure JAX, as functions of explicit parameters.
 
-An image is float32 `[H, W, 3]` in [0, 1]. The operations follow Pillow and torchvision, without their rounding to 8
-bits between two operations.
+An image is float32 `[H, W, 3]` in [0, 1]. The operations match Pillow and torchvision, except that images are not
+rounded to 8 bits between operations.
 """
 
 import functools
@@ -22,7 +22,7 @@ def _triangle(x: jax.Array) -> jax.Array:
 
 
 def _cubic(x: jax.Array) -> jax.Array:
-  """The cubic kernel of Keys with a = -1/2, as in Pillow's BICUBIC."""
+  """Keys' cubic kernel with a = -1/2, as in Pillow's BICUBIC."""
   x = jnp.abs(x)
   near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
   return jnp.where(x < 1, near, jnp.where(x < 2, far, 0))
@@ -32,9 +32,9 @@ INTERPOLATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {'bilinear': _tria
 
 
 def _resampling(start, length, inputs, outputs, kernel, mirror):
-  """Weights `[outputs, inputs]` that resize the pixels `start ... start + length` to `outputs`, mirrored or not.
+  """Weights `[outputs, inputs]` that resize the pixels `start ... start + length` to `outputs`, mirrored if `mirror`.
 
-  As in Pillow, the kernel widens when it shrinks an image, against aliasing. It ignores pixels outside of the crop.
+  As in Pillow, the kernel is widened for downsampling, to avoid aliasing, and ignores pixels outside of the crop.
   """
   scale = length / outputs
   position = jnp.arange(outputs, dtype=jnp.float32)
@@ -48,8 +48,8 @@ def _resampling(start, length, inputs, outputs, kernel, mirror):
 
 def _separable(rows, columns, image, *, overshoots=False, clip=True):
   """rows @ image @ columns^T for each channel. `[H', H], [W', W], [H, W, C] -> [H', W', C]`"""
-  # HIGHEST, because TF32 would round weights and pixels to 11 bits. With the channel in the middle, both are plain
-  # matrix products.
+  # HIGHEST, because TF32 would round weights and pixels to 11 bits. With the channel axis in the middle, both products
+  # are plain matrix products.
   product = functools.partial(jnp.tensordot, precision=jax.lax.Precision.HIGHEST)
   image = product(jnp.swapaxes(image, 1, 2), columns, axes=(2, 1))
   if overshoots and clip:
@@ -70,9 +70,9 @@ def crop_and_resize(
   interpolation: str = 'bilinear',
   clip: bool = True,
 ) -> jax.Array:
-  """A box of whole pixels resized to `[size, size, C]`, then mirrored if `flip`: Pillow's `crop(...).resize(...)`.
+  """Resizes a box to `[size, size, C]`, then mirrors it if `flip`: Pillow's `crop(...).resize(...)`.
 
-  `clip` limits the result to [0, 1]. Normalised images have other values: do not clip them.
+  The box has integer coordinates. `clip` limits the result to [0, 1]; turn it off for normalized images.
   """
   chex.assert_rank(image, 3)
   kernel = INTERPOLATIONS[interpolation]
@@ -95,13 +95,13 @@ def sample_crop(
 ) -> tuple[Any, Any, Any, Any]:
   """The box of a random resized crop as in torchvision: int32 (top, left, height, width), each `[...]`.
 
-  Ten tries draw an area (uniform) and a ratio (log-uniform). The first box that fits is placed uniformly. If none fits,
-  the box is the largest centered one with an allowed ratio.
+  Each of ten tries draws an area (uniform) and an aspect ratio (log-uniform). The first box that fits is placed
+  uniformly. If none fits, the result is the largest centered box with an allowed ratio.
 
   Args:
-    u: uniform numbers in [0, 1), `[..., CROP_DRAWS]`, a numpy array on the host or a jax array on a device.
+    u: uniform random numbers in [0, 1), `[..., CROP_DRAWS]`: a NumPy array on the host or a JAX array on a device.
     height, width: size of the image.
-    scale: range of the area, as a fraction of the image's.
+    scale: range of the area, as a fraction of the image area.
     ratio: range of the ratio of width to height.
   """
   xp = u.__array_namespace__()
@@ -109,7 +109,7 @@ def sample_crop(
   aspect = xp.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * u[..., CROP_TRIES : 2 * CROP_TRIES])
   widths, heights = xp.round(xp.sqrt(area * aspect)), xp.round(xp.sqrt(area / aspect))
   fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
-  # From the last try to the first, so that the first that fits wins: this needs no argmax or gather on the device.
+  # Iterate from the last try to the first, so that the first try that fits wins, without argmax or gather.
   w, h = max(1, min(width, round(height * ratio[1]))), max(1, min(height, round(width / ratio[0])))
   for k in reversed(range(CROP_TRIES)):
     w, h = xp.where(fits[..., k], widths[..., k], w), xp.where(fits[..., k], heights[..., k], h)
@@ -126,14 +126,14 @@ def center_box(height: int, width: int, fraction: float = 1.0) -> tuple[int, int
 
 
 def rotate(image: jax.Array, degrees: ArrayLike) -> jax.Array:
-  """Counterclockwise about the center, bilinear, black outside: Pillow's `rotate(degrees, BILINEAR)`."""
+  """Rotates counterclockwise about the center, bilinear, black outside: Pillow's `rotate(degrees, BILINEAR)`."""
   chex.assert_rank(image, 3)
   height, width, _ = image.shape
   angle = jnp.deg2rad(jnp.asarray(degrees, jnp.float32))
   cos, sin = jnp.cos(angle), jnp.sin(angle)
   y = jnp.arange(height, dtype=jnp.float32)[:, None] + (0.5 - height / 2)
   x = jnp.arange(width, dtype=jnp.float32)[None, :] + (0.5 - width / 2)
-  # The source of each pixel, [H, W], in pixels from the upper left corner.
+  # The source coordinates of each output pixel, [H, W], from the upper left corner.
   x, y = cos * x - sin * y + width / 2, sin * x + cos * y + height / 2
   inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
   x, y = x - 0.5, y - 0.5
@@ -146,18 +146,18 @@ def rotate(image: jax.Array, degrees: ArrayLike) -> jax.Array:
   right, down = (x - x0)[..., None], (y - y0)[..., None]
   above = (1 - right) * at(y0, x0) + right * at(y0, x0 + 1)
   below = (1 - right) * at(y0 + 1, x0) + right * at(y0 + 1, x0 + 1)
-  mixed = jnp.clip((1 - down) * above + down * below, 0, 1)  # rounding exceeds the range by up to 2e-6
+  mixed = jnp.clip((1 - down) * above + down * below, 0, 1)  # rounding errors exceed the range by up to 2e-6
   return jnp.where(inside[..., None], mixed, 0)
 
 
 def _luma(image):
-  """ITU-R 601, as in Pillow.  `[H, W, 3] -> [H, W, 1]`"""
+  """Luma by ITU-R 601, as in Pillow.  `[H, W, 3] -> [H, W, 1]`"""
   chex.assert_shape(image, (None, None, 3))
   return 0.299 * image[..., :1] + 0.587 * image[..., 1:2] + 0.114 * image[..., 2:]
 
 
 def _blend(image, base, factor):
-  """factor · image + (1 - factor) · base, clipped, as Pillow's ImageEnhance. At 1 exactly the image."""
+  """factor · image + (1 - factor) · base, clipped, as in Pillow's ImageEnhance. Factor 1 is exactly the image."""
   return jnp.clip(factor * image + (1 - factor) * base, 0, 1)
 
 
@@ -177,23 +177,23 @@ def adjust_contrast(image: jax.Array, factor: ArrayLike) -> jax.Array:
 
 
 def adjust_saturation(image: jax.Array, factor: ArrayLike) -> jax.Array:
-  """Blends with the grey image."""
+  """Blends with the grayscale image."""
   return _blend(image, _luma(image), factor)
 
 
 def adjust_hue(image: jax.Array, shift: ArrayLike) -> jax.Array:
-  """Shifts the hue of HSV by `shift`, a fraction of a full turn; value and saturation stay."""
+  """Shifts the HSV hue by `shift`, a fraction of a full turn. Value and saturation stay the same."""
   chex.assert_shape(image, (None, None, 3))
   red, green, blue = image[..., :1], image[..., 1:2], image[..., 2:]
   value = jnp.maximum(red, jnp.maximum(green, blue))
   chroma = value - jnp.minimum(red, jnp.minimum(green, blue))
-  inverse = 1 / jnp.where(chroma > 0, chroma, 1)  # a grey pixel has no hue: its chroma of 0 keeps its color
+  inverse = 1 / jnp.where(chroma > 0, chroma, 1)  # a gray pixel has no hue, and its chroma of 0 keeps it gray
   hue = jnp.where(
     value == red,
     (green - blue) * inverse,
     jnp.where(value == green, (blue - red) * inverse + 2, (red - green) * inverse + 4),
   )
-  # From HSV to each channel: value - chroma * trapezoid(hue), with the trapezoids a third of a turn apart.
+  # HSV to RGB: each channel is value - chroma * trapezoid(hue), with the trapezoids a third of a turn apart.
   turn = hue + (6 * shift + jnp.array([[[5.0, 3.0, 1.0]]]))
   turn = turn - 6 * jnp.floor(turn / 6)
   return value - chroma * jnp.clip(jnp.minimum(turn, 4 - turn), 0, 1)
@@ -206,10 +206,10 @@ JITTER_ORDERS = np.array(list(itertools.permutations(range(4))), np.int32)
 def color_jitter(
   image: jax.Array, brightness: ArrayLike, contrast: ArrayLike, saturation: ArrayLike, hue: ArrayLike, order: jax.Array
 ) -> jax.Array:
-  """The four adjustments in the given order, int `[4]`: a permutation of 0 (brightness) to 3 (hue).
+  """Applies the four adjustments in the given order, int `[4]`: a permutation of 0 (brightness) to 3 (hue).
 
-  The order differs between examples, and a switch under vmap would compute all 24 orders. Computing all four
-  adjustments in each of four turns is cheaper.
+  The order differs between examples, and a switch under vmap would compute all 24 orders. It is cheaper to compute all
+  four adjustments in each of four steps and select one.
   """
   chex.assert_shape(order, (4,))
 
@@ -220,13 +220,13 @@ def color_jitter(
     factor = jnp.where(bright, brightness, jnp.where(contrasty, contrast, saturation))
     return jnp.where(operation == _HUE, adjust_hue(image, hue), _blend(image, base, factor)), None
 
-  # On a CPU, XLA fuses an unrolled chain and recomputes its first turns many times, which takes 10 times as long.
+  # On a CPU, XLA fuses an unrolled loop and recomputes its first steps many times, which takes 10 times as long.
   image, _ = jax.lax.scan(turn, image, order, unroll=1 if jax.default_backend() == 'cpu' else 4)
   return image
 
 
 def _gaussian(sigma, pixels):
-  """Weights `[pixels, pixels]` of a Gaussian; borders are mirrored once, without repeating the border pixel."""
+  """Weights `[pixels, pixels]` of a Gaussian blur. Borders are mirrored once, without repeating the edge pixel."""
   output = jnp.arange(pixels, dtype=jnp.float32)[:, None]
   pixel = jnp.arange(pixels, dtype=jnp.float32)[None, :]
   last = pixels - 1

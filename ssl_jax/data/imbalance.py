@@ -1,7 +1,7 @@
-"""Imbalanced subsets of a labeled set.
+"""Imbalanced subsets of a labeled dataset.
 
-Each rule maps the labels int `[N]` of the whole set to the sorted positions int64 `[M]` of the images to keep, drawn
-without replacement. The seed determines them. Classes are 0 ... C - 1, where C - 1 is the largest label.
+Each rule maps the labels int `[N]` of the dataset to the sorted positions int64 `[M]` of the images to keep, drawn
+without replacement. The subset is a function of the seed. Classes are 0 ... C - 1, where C - 1 is the largest label.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 from ssl_jax.registry import find, prefix, require
 
-# For each parameter of a rule: its type, a condition, and what the value must be.
+# For each parameter of a rule: its type, a condition, and a description for error messages.
 RANGES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
   'seed': (int, lambda x: x >= 0, 'a whole number from 0'),
   'ratio': (int | float, lambda x: 0 < x <= 1, 'the size of the last class relative to the first, in (0, 1]'),
@@ -26,7 +26,7 @@ RANGES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
 def exponential_tail(labels: np.ndarray, ratio: float, n_max: int | None = None, *, seed: int = 0) -> np.ndarray:
   """CIFAR-LT (Cao et al. 2019): class c of C keeps floor(n_max · ratio^(c / (C - 1))) images.
 
-  `n_max` is by default the size of the largest class.
+  `n_max` defaults to the size of the largest class.
   """
   _check(ratio=ratio, n_max=n_max, seed=seed)
   sizes = _sizes(labels)
@@ -64,18 +64,18 @@ def _groups(classes: int) -> tuple[int, list[int]]:
 def pareto(
   labels: np.ndarray, total: int = 115_846, n_max: int = 1280, n_min: int = 5, alpha: float = 6.0, *, seed: int = 0
 ) -> np.ndarray:
-  """ImageNet-LT (Liu et al. 2019; Lee 2025, A.3.4): `total` images, with class sizes by a Pareto law.
+  """ImageNet-LT (Liu et al. 2019; Lee 2025, A.3.4): `total` images, with Pareto-distributed class sizes.
 
-  The papers give only these numbers, and the rest is our choice: the C sizes are evenly spaced quantiles of the law,
-  x(u) = (1 - u)^(-1/alpha) for u from 0 to a cut, mapped linearly to [n_min, n_max], with the cut that gives `total`.
-  Sizes are assigned at random to classes that have enough images.
+  The papers give only the default values. The rest is our choice: the C sizes are evenly spaced quantiles of the Pareto
+  law, x(u) = (1 - u)^(-1/alpha) for u from 0 to a cut, mapped linearly to [n_min, n_max]. The cut is chosen so that the
+  sizes sum to `total`. Sizes are assigned at random to classes that have enough images.
   """
   _check(total=total, n_max=n_max, n_min=n_min, alpha=alpha, seed=seed)
   sizes = _sizes(labels)
   wanted = _pareto_sizes(len(sizes), total, n_max, n_min, alpha)
   free = list(np.random.default_rng((seed, 1)).permutation(len(sizes)))
   kept = np.zeros_like(sizes)
-  for n in wanted:  # the largest first, because the fewest classes have enough images for them
+  for n in wanted:  # largest first, because the fewest classes have enough images for it
     c = next((c for c in free if sizes[c] >= n), None)
     if c is None:
       raise ValueError(f'n_max = {n_max} must be lower: the law needs a class of {n} images, and none is left')
@@ -95,7 +95,7 @@ RULES: dict[str, Callable[..., Any]] = {'none': lambda: None} | {rule.__name__: 
 
 
 def create(spec: Mapping[str, Any]) -> Callable[[np.ndarray], np.ndarray] | None:
-  """The function labels -> positions that the config section `imbalance` names; None for the name 'none'."""
+  """The function labels -> positions for the config section `imbalance`; None if its name is 'none'."""
   found = find('imbalance', spec, RULES, given=['labels'])
   if found.name == 'none':
     return None
@@ -120,7 +120,7 @@ def _check(**parameters: Any) -> None:
 
 
 def _pareto_sizes(classes: int, total: int, n_max: int, n_min: int, alpha: float) -> np.ndarray:
-  """Class sizes int64 `[C]` from n_max down to n_min, with the sum `total`."""
+  """Class sizes int64 `[C]` from n_max down to n_min that sum to `total`."""
 
   def sizes(log_cut: float) -> np.ndarray:  # log_cut = -log(1 - u) of the last class; the sum decreases with it
     x = np.expm1(-np.log1p(np.linspace(0, 1, classes) * np.expm1(-log_cut)) / alpha)
@@ -134,7 +134,7 @@ def _pareto_sizes(classes: int, total: int, n_max: int, n_min: int, alpha: float
     middle = (low + high) / 2
     low, high = (middle, high) if sizes(middle).sum() > total else (low, middle)
   exact = sizes(high)
-  # Round down, then add 1 to the largest fractions, except at both ends, until the sum is exact.
+  # Round down, then add 1 where the fractional part is largest, except at both ends, until the sum is exact.
   whole = np.floor(exact + 1e-9).astype(np.int64)
   fraction = exact - whole
   fraction[[0, -1]] = -1

@@ -1,4 +1,4 @@
-"""What differs between images, sentences and pairs of both: one object for each. No other module tells them apart."""
+"""The modalities of training examples: images, sentences, and image-text pairs, as objects with one interface."""
 
 import functools
 import pathlib
@@ -14,19 +14,19 @@ from ssl_jax.data import captions, resolve, sentences, sources, views
 from ssl_jax.models import bert
 from ssl_jax.registry import require
 
-IMAGE_TEXT = 'image_text'  # the method that reads images together with their captions
+IMAGE_TEXT = 'image_text'  # the method that trains on images with captions
 
 
 class Modality:
-  """One kind of examples: how they are read, viewed and checked. Encoders name the modality that they read."""
+  """A kind of training example: how examples are loaded, turned into views and checked."""
 
-  name: str  # 'images', 'sentences' or 'pairs'; also what examples are called in messages
-  encoded: str  # the modality of the encoder: 'images' or 'sentences'
-  meaningless: ClassVar[Mapping[str, Any]]  # keys without a meaning, with the value that they must have
+  name: str  # 'images', 'sentences' or 'pairs'; also used in messages
+  encoded: str  # what the main encoder must encode: 'images' or 'sentences'
+  meaningless: ClassVar[Mapping[str, Any]]  # config keys that do not apply, with the only value that is accepted
   encoder_hint: str
 
   def input_size(self, config: ConfigDict) -> int:
-    """The size of what the encoder takes: pixels per side, or tokens."""
+    """The size of the encoder's input: pixels per side, or tokens."""
     raise TypeError(f'{type(self).__name__} has no input size')
 
   def views(self, config: ConfigDict, on_device: bool) -> views.Views:
@@ -34,27 +34,27 @@ class Modality:
     raise TypeError(f'{type(self).__name__} has no views')
 
   def open(self, config: ConfigDict, split: str = 'train', data: Mapping[str, Any] | None = None) -> sources.Source:
-    """The examples of a split, with nothing decoded yet; `data` is the section of evaluations, where they differ."""
+    """The examples of a split, not decoded yet. `data` replaces `config.data`, for evaluations on other data."""
     raise TypeError(f'{type(self).__name__} has no source')
 
   def place(self, config: ConfigDict, source: sources.Source) -> tuple[sources.Source, bool]:
-    """The source in memory where it fits, and whether it is."""
+    """The source, loaded into memory if it fits, and whether it was."""
     raise TypeError(f'{type(self).__name__} has no source')
 
   def dataset(self, source: sources.Source) -> Any:
-    """The training examples as a tree of arrays [N, ...], to be put on the device. `views` takes one example of it."""
+    """The training examples as a tree of arrays [N, ...], to be put on the device. `views` act on one example."""
     return source.items
 
   def reader(self, config: ConfigDict, source: sources.Source) -> captions.Reader | None:
-    """What turns captions into a view where the host makes the batches; None without captions."""
+    """The function that tokenizes captions when batches come from the host; None if there are no captions."""
     return None
 
   def evaluates(self, config: ConfigDict) -> bool:
-    """Whether there is something to evaluate during training."""
+    """Whether any evaluation runs during training."""
     raise TypeError(f'{type(self).__name__} has no evaluations')
 
   def check(self, config: ConfigDict, encoder: nn.Module) -> None:
-    """Raises a ValueError for an encoder of another modality, and for keys without a meaning."""
+    """Raises a ValueError for an encoder of another modality, and for config keys that do not apply."""
     if encoder.modality != self.encoded:
       raise ValueError(
         f'model.name = {config.model.name!r} encodes {encoder.modality}, but data.source = {config.data.source!r} has '
@@ -69,14 +69,14 @@ class Modality:
     """Raises a ValueError for training examples that the encoders of the network cannot read."""
 
   def check_weights(self, config: ConfigDict) -> None:
-    """Raises a ValueError if initial weights lack what belongs to them, such as a vocabulary."""
+    """Raises a ValueError if pretrained weights lack a file that they need, such as a vocabulary."""
 
   def identity(self, source: sources.Source) -> dict[str, Any]:
-    """What ties a checkpoint to its training examples, apart from their number."""
+    """Values, apart from the number of examples, by which a checkpoint recognizes its training data."""
     return {}
 
   def files(self, source: sources.Source) -> dict[str, str]:
-    """Texts by file name that belong to the weights, and are kept in the workdir."""
+    """Text files that belong to the weights and are saved in the workdir, as {name: content}."""
     return {}
 
 
@@ -106,7 +106,7 @@ def _of_image(make: views.View, key: jax.Array, example: Mapping[str, jax.Array]
 
 
 class _Pairs(_Images):
-  """Images with captions. What has a meaning for images has the same one here."""
+  """Images with captions. Config keys for images have the same meaning here."""
 
   name = 'pairs'
   meaningless: ClassVar = {
@@ -120,7 +120,7 @@ class _Pairs(_Images):
 
   def views(self, config: ConfigDict, on_device: bool) -> views.Views:
     found = views.image_views(config, on_device)
-    if not on_device:  # the host has separated images and tokens
+    if not on_device:  # the host returns images and tokens separately
       return found._replace(training=[*found.training, bert.view])
     of_images = [functools.partial(_of_image, make) for make in found.training]
     return found._replace(training=[*of_images, captions.view])
@@ -247,7 +247,7 @@ IMAGES, SENTENCES, PAIRS = _Images(), _Sentences(), _Pairs()
 
 
 def modality_of(config: ConfigDict) -> Modality:
-  """The modality of a config's `data.source`, which the method `image_text` reads together with its captions."""
+  """The modality of a config: sentences for `data.source=text`, pairs for the method `image_text`, otherwise images."""
   if config.data.source == 'text':
     return SENTENCES
   return PAIRS if config.method.get('name') == IMAGE_TEXT else IMAGES

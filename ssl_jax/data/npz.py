@@ -1,8 +1,7 @@
-"""Reads untrusted .npz files: no pickles, no pipes, no headers that claim more data than there is."""
+"""Reads untrusted .npz files. Rejects pickles, pipes, and headers that claim more data than the file has."""
 
 import math
 import os
-import stat
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -11,12 +10,7 @@ import numpy as np
 
 from ssl_jax.config import require_memory
 
-BROKEN_ARCHIVE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # by np.load, for an .npz
-
-
-def is_regular(path: str | os.PathLike[str]) -> bool:
-  """Whether a path is a regular file: reading a pipe, a device or a socket may never end."""
-  return stat.S_ISREG(os.stat(path).st_mode)
+BROKEN_ARCHIVE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # raised by np.load for a damaged .npz
 
 
 def npz_names(path: str | os.PathLike[str]) -> list[str]:
@@ -26,11 +20,11 @@ def npz_names(path: str | os.PathLike[str]) -> list[str]:
 
 
 def read_npz(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, np.ndarray]:
-  """Those of the named arrays that an .npz file has. Nothing is allocated for a header that claims more than there is.
+  """The named arrays, as far as an .npz file has them. Headers are checked before arrays are allocated.
 
   Raises one of BROKEN_ARCHIVE.
   """
-  if not os.path.exists(path) or not is_regular(path) or not zipfile.is_zipfile(path):
+  if not os.path.isfile(path) or not zipfile.is_zipfile(path):  # a pipe is not opened: reading it may block forever
     raise ValueError('there is no such archive')
   with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as file:
     found = {}
@@ -41,13 +35,13 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, np
 
 
 def _check_header(archive: zipfile.ZipFile, name: str) -> None:
-  """Raises a ValueError unless a member's size is what its header says, and fits in memory."""
+  """Raises a ValueError unless an array has the size that its header claims, and fits in memory."""
   size = archive.getinfo(name).file_size
   with archive.open(name) as member:
     version = np.lib.format.read_magic(member)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in read:
-      return  # for names in Unicode, which an array of numbers does not have
+    if version not in read:  # 3.0 is for Unicode field names, which arrays of numbers do not have
+      raise ValueError(f'{name} has the .npy version {".".join(map(str, version))}, not 1.0 or 2.0')
     shape, _, dtype = read[version](member)
     claimed = math.prod(shape) * dtype.itemsize
     if not dtype.hasobject and claimed != size - member.tell():

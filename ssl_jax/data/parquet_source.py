@@ -1,7 +1,8 @@
-"""Images, with or without text, in Parquet files as Hugging Face datasets are stored.
+"""Images, with or without text, in Parquet files, in the layout of Hugging Face datasets.
 
-The unit of reading is a row group of some 100 to 1,000 rows. Each process keeps the last few, and an epoch visits the
-images of a few random row groups at a time (`Source.window`). Paths in the files are not followed.
+The unit of reading is a row group of some 100 to 1,000 rows. Each process caches the most recent ones, and an epoch
+visits the images of a few random row groups at a time (`Source.window`). Images must be stored in the files: paths to
+other files are ignored.
 """
 
 import functools
@@ -23,18 +24,18 @@ from ssl_jax.data.shards import Shard
 from ssl_jax.data.sources import THREADS, Source, digest_of, one_line
 from ssl_jax.registry import nearest
 
-WINDOW = 4096  # images that are shuffled together, unless data.shuffle_window says otherwise
+WINDOW = 4096  # default of data.shuffle_window: images that are shuffled together
 OPEN = 64  # files that a process keeps open
 ITEM = np.dtype([('file', '<i4'), ('group', '<i4'), ('row', '<i4')])  # the row within its row group
 
-# The usual names; the first that exists is used.
+# Usual column names. The first one that exists is used.
 IMAGE = ('image', 'img', 'jpg', 'png', 'webp', 'image_bytes')
 TEXT = ('caption', 'captions', 'text', 'txt', 'sentences', 'sentence')
 LABEL = ('label', 'labels', 'cls', 'class')
 
 
 class Columns(NamedTuple):
-  """Names of columns; an empty one does not exist."""
+  """Column names; an empty name means that there is no such column."""
 
   image: str
   text: str
@@ -42,7 +43,7 @@ class Columns(NamedTuple):
 
 
 class Parquet(Source):
-  """Items are rows of row groups (`ITEM`)."""
+  """An item is a row of a row group (`ITEM`)."""
 
   def __init__(
     self,
@@ -57,7 +58,7 @@ class Parquet(Source):
     super().__init__(items, *more, **named)
     self.files, self.rows, self.columns, self.window = tuple(files), tuple(rows), columns, window
     groups = sum(map(len, rows))
-    self.kept = window * groups // max(len(items), 1) + 2  # row groups in memory: those of a window
+    self.kept = window * groups // max(len(items), 1) + 2  # row groups in the cache: about those of one window
 
   def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
     return [functools.partial(self._open, k) for k in positions]
@@ -83,7 +84,7 @@ class Parquet(Source):
 
   def subset(self, positions: np.ndarray) -> 'Source':
     part = super().subset(positions)
-    part.window = -(-self.window * len(part) // max(len(self), 1))  # the images of as many row groups as before
+    part.window = -(-self.window * len(part) // max(len(self), 1))  # a window spans as many row groups as before
     return part
 
   def has_text(self) -> bool:
@@ -105,22 +106,22 @@ class Parquet(Source):
 
   def _value(self, position: int, column: str) -> Any:
     file, group, row = self.items[position].tolist()
-    kept = 2 * self.kept if self.paired else self.kept  # images and texts
+    kept = 2 * self.kept if self.paired else self.kept  # images and captions are cached separately
     return _row_group(self.files[file], group, column, kept)[row].as_py()
 
 
-_GROUPS: dict[tuple[Shard, int, str], Any] = {}  # columns, the oldest first
+_GROUPS: dict[tuple[Shard, int, str], Any] = {}  # cached columns, oldest first
 _READING = threading.Lock()
 
 
 def _row_group(file: Shard, group: int, column: str, kept: int) -> Any:
-  """A column of a row group; the latest `kept` are cached. Texts are also read without the images."""
+  """One column of a row group. The last `kept` columns are cached. Captions can be read without the images."""
   import pyarrow as pa
 
   key = (file, group, column)
   if (values := _GROUPS.get(key)) is not None:
     return values
-  with _READING:  # one reader per file, and nothing is read twice
+  with _READING:  # threads share one reader per file, and no column is read twice
     if (values := _GROUPS.get(key)) is None:
       try:
         values = _opened(file).read_row_group(group, columns=[column]).column(column)
@@ -145,7 +146,7 @@ def _opened(file: Shard) -> Any:
 
 
 def load(data: Mapping[str, Any], split: str) -> Parquet:
-  """The images of a split. Labels are numbers or names of classes, if every image has one."""
+  """The images of a split. Labels (class numbers or names) are used only if every image has one."""
   try:
     import pyarrow.parquet  # noqa: F401
   except ModuleNotFoundError:
@@ -174,7 +175,7 @@ def load(data: Mapping[str, Any], split: str) -> Parquet:
 
 
 def _footer(file: Shard) -> tuple[Any, np.ndarray]:
-  """(schema, rows of each row group) of a file."""
+  """(schema, number of rows of each row group) of a file."""
   import pyarrow as pa
 
   try:
@@ -186,7 +187,7 @@ def _footer(file: Shard) -> tuple[Any, np.ndarray]:
 
 
 def _column(file: Shard, name: str) -> np.ndarray:
-  """A whole column, as numbers or texts; None where there is no value.  -> object or int64 [rows]"""
+  """A whole column, as integers or strings; None for a missing value.  -> object or integer [rows]"""
   import pyarrow as pa
 
   try:
@@ -200,7 +201,7 @@ def _column(file: Shard, name: str) -> np.ndarray:
 
 
 def _columns(data: Mapping[str, Any], file: Shard, schema: Any) -> Columns:
-  """The columns that `data.columns` names or, if it is empty, those with a usual name and a type that fits."""
+  """The columns named in `data.columns`. If it is empty: columns with a usual name and a suitable type."""
   import pyarrow as pa
 
   is_text = lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind)
@@ -246,7 +247,7 @@ def _columns(data: Mapping[str, Any], file: Shard, schema: Any) -> Columns:
 def _labels(
   data: Mapping[str, Any], split: str, files: Sequence[Shard], column: str, values: np.ndarray
 ) -> tuple[np.ndarray | None, Sequence[str]]:
-  """(int32 [N], names of the classes); (None, ()) unless every row has a label. -1 is none, as in Hugging Face's."""
+  """(int32 [N], class names); (None, ()) unless every row has a label. Hugging Face uses -1 for a missing label."""
   if values.dtype == object and not all(isinstance(value, str) for value in values):
     return _without_labels(sum(value is None for value in values), len(values))
   if values.dtype == object:
@@ -270,7 +271,7 @@ def _without_labels(count: int, total: int) -> tuple[None, Sequence[str]]:
 
 
 def _names_of_other(data: Mapping[str, Any], split: str, column: str) -> set[str]:
-  """The names of the classes of the other split, if there is one with such a column."""
+  """The class names of the other split, if it exists and has this column."""
   if data['train_split'] == data['test_split']:
     return set()
   try:
@@ -281,7 +282,7 @@ def _names_of_other(data: Mapping[str, Any], split: str, column: str) -> set[str
 
 
 def _class_names(schema: Any, column: str) -> Sequence[str]:
-  """The names that Hugging Face's datasets store for a ClassLabel."""
+  """The class names that Hugging Face stores for a ClassLabel; () if there are none."""
   try:
     features = json.loads((schema.metadata or {})[b'huggingface'])['info']['features']
     names = features[column]['names']

@@ -1,8 +1,9 @@
-"""Batches from the host, for images that do not fit on the device: decode once, crop all views, prefetch by grain.
+"""Batches from the host, for images that do not fit on the device.
 
-Batch t is a pure function of (seed, t). The order of an epoch depends on (seed, epoch), and the crops of an image on
-(seed, step, slot), where the slot is its place in the global batch. A run therefore resumes at any step, and any number
-of workers and processes gives the same batches.
+Each image is decoded once and cropped for all views. grain prefetches the batches. Batch t is a pure function of
+(seed, t): the order of an epoch depends on (seed, epoch), and the crops of an image on (seed, step, slot), where the
+slot is its position in the global batch. A run can therefore resume at any step, and batches do not depend on the
+number of workers or processes.
 """
 
 import atexit
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 Batch = dict[str, Any]
 Batches: TypeAlias = Generator[Batch, None, None]
 T = TypeVar('T')
-# (source, positions [b], uniform numbers [b]) -> the tokens of a caption of each image, [b, 1, T].
+# (source, positions [b], uniform random numbers [b]) -> tokens of one caption per image, [b, 1, T].
 Captions = Callable[[sources.Source, np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -43,8 +44,8 @@ Captions = Callable[[sources.Source, np.ndarray, np.ndarray], np.ndarray]
 def order(seed: int, epoch: int, n: int, window: int = 0, blocks: tuple[int, ...] = (0,)) -> np.ndarray:
   """The order in which an epoch visits n images: a permutation, int64 `[n]`, read-only.
 
-  With a `window`, the blocks are shuffled, and then the images of as many blocks as have at least `window` images. So
-  an epoch reads a few blocks at a time. `blocks` are the positions where these begin.
+  With a `window`, an epoch reads a few blocks at a time: the blocks are shuffled and grouped so that each group has at
+  least `window` images (the last one may have fewer), and each group is shuffled. `blocks` are their first positions.
   """
   rng = np.random.default_rng((seed, epoch))
   permutation = _block_order(rng, n, window, blocks) if window else rng.permutation(n)
@@ -53,7 +54,7 @@ def order(seed: int, epoch: int, n: int, window: int = 0, blocks: tuple[int, ...
 
 
 def _block_order(rng: np.random.Generator, n: int, window: int, blocks: tuple[int, ...]) -> np.ndarray:
-  """The permutation of `order` for windows of blocks."""
+  """The permutation of `order` if there is a window."""
   starts = np.array(blocks)
   shuffled = rng.permutation(len(blocks))
   sizes = np.diff(starts, append=n)[shuffled]
@@ -72,14 +73,14 @@ class Crop(NamedTuple):
   """A random crop, resized to `size` × `size` pixels."""
 
   size: int
-  scale: tuple[float, float] | None = (0.08, 1.0)  # area as a fraction of the image's; None: the center square
+  scale: tuple[float, float] | None = (0.08, 1.0)  # area as a fraction of the image area; None: the center square
   ratio: tuple[float, float] = (3 / 4, 4 / 3)
   interpolation: str = 'bilinear'
 
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-  """This process's part of the batch of a step: slots `first`, ..., `first + local - 1` of the global batch."""
+  """Loads this process's part of a batch: slots `first`, ..., `first + local - 1` of the global batch."""
 
   source: sources.Source
   seed: int
@@ -91,10 +92,10 @@ class Loader:
   captions: Captions | None = None
 
   def __call__(self, step: int) -> Batch:
-    """A dict with `images`, uint8 [b, V, S, S, 3] for each size S, and int32 [b] `index` and `broken`.
+    """A dict with `images`, a tuple of uint8 [b, V, S, S, 3] for each size S, and int32 [b] `index` and `broken`.
 
-    `index` is the position in the data of the image that was read, and `broken` that of a broken image that it
-    replaces, or -1. With `captions`, the tokens of a caption of each image, [b, 1, T], come last in `images`.
+    `index` is the position of the image in the source. `broken` is the position of the broken image that it replaces,
+    or -1. With `captions`, the last element of `images` has the tokens of one caption per image, [b, 1, T].
     """
     epoch, batch = divmod(step, len(self.source) // self.batch_size)
     slots = np.arange(self.first, self.first + self.local)
@@ -103,7 +104,7 @@ class Loader:
     groups = [(size, len(list(views))) for size, views in itertools.groupby(crop.size for crop in self.crops)]
     images = tuple(np.empty((self.local, views, size, size, 3), np.uint8) for size, views in groups)
     index = np.empty(self.local, np.int32)
-    drawn = np.empty(self.local)  # which caption
+    drawn = np.empty(self.local)  # uniform random numbers that choose the captions
 
     def fill(k: int) -> None:
       rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(step, int(slots[k]))))
@@ -128,13 +129,13 @@ class Loader:
     return tuple(self.source.blocks().tolist()) if self.source.window else (0,)
 
   def _crop(self, image: Image.Image, uniforms: np.ndarray) -> list[np.ndarray]:
-    """Crops of one image, one per view, by Pillow.  -> V arrays uint8 [S, S, 3]"""
+    """Crops an image with Pillow, once per view.  -> V arrays uint8 [S, S, 3]"""
     width, height = image.size
     boxes = []
     for crop, u in zip(self.crops, uniforms, strict=True):
       random = crop.scale and image_ops.sample_crop(u, height, width, crop.scale, crop.ratio)
       boxes.append([int(x) for x in random or image_ops.center_box(height, width)])
-    # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if every crop then still has twice the pixels that it needs.
+    # A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if every crop still has at least twice the resolution it needs.
     surplus = min(min(h, w) // (2 * crop.size) for crop, (_, _, h, w) in zip(self.crops, boxes, strict=True))
     if surplus >= 2:
       image.draft('RGB', (width // surplus, height // surplus))
@@ -163,13 +164,13 @@ def batches(
 ) -> Batches:
   """This process's part of the batches start_step, ..., total_steps - 1; `Loader` describes a batch.
 
-  `batch_size` is the global batch size. With `num_workers` processes, each decodes whole batches. With none, threads of
-  this process decode, because Pillow releases the interpreter lock. Close the iterator to stop the workers:
+  `batch_size` is the global batch size. If `num_workers` is positive, each worker process decodes whole batches.
+  Otherwise, threads of this process decode, because Pillow releases the GIL. Close the iterator to stop the workers:
 
       with contextlib.closing(batches(...)) as iterator:
         for batch in prefetch(iterator, jax.device_put): ...
   """
-  import grain  # slow to import, and images that fit on the device do not need it
+  import grain  # slow to import, and not needed for images that fit on the device
 
   require('batch_size', batch_size, lambda x: 0 < x <= len(source), f'from 1 to the {len(source)} images of the data')
   require('batch_size', batch_size, lambda x: x % process_count == 0, f'divisible by the {process_count} processes')
@@ -182,12 +183,12 @@ def batches(
   _accept_flags()
   _check_shared_memory(num_workers, 3 * local * sum(3 * crop.size**2 for crop in crops))
   steps = steps.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-  atexit.register(gc.collect)  # batches are shared memory in reference cycles: Python would warn about them at exit
+  atexit.register(gc.collect)  # frees shared memory in reference cycles, about which Python would warn at exit
   return _closing(steps.mp_prefetch(grain.MultiprocessingOptions(num_workers, per_worker_buffer_size=1), _start_worker))
 
 
 def _closing(dataset: 'grain.IterDataset[Batch]') -> Batches:
-  """The batches of a dataset. When it ends, by an error or otherwise, the workers stop and no shared memory is left."""
+  """The batches of a dataset. At the end or after an error, workers are stopped and shared memory is released."""
   iterator = iter(dataset)
   try:
     yield from iterator
@@ -197,21 +198,21 @@ def _closing(dataset: 'grain.IterDataset[Batch]') -> Batches:
 
 
 def _unlink_shared_memory() -> None:
-  """Removes the names of shared memory whose batches grain still buffers, or that a traceback still refers to.
+  """Unlinks shared memory of batches that grain still buffers or that a traceback still references.
 
-  The memory itself is freed with the last batch. grain would remove the name then, which may be too late: Python warns
-  at its end about each name that is left.
+  The memory itself is freed with the last reference to a batch. grain would unlink it only then, which may be too late:
+  at exit, Python warns about shared memory that is still linked.
   """
   for array in gc.get_objects():
-    # Not isinstance: it would ask every object for its class, and some answer with a warning.
+    # Not isinstance: it reads __class__, which raises warnings on some objects.
     if issubclass(type(array), np.ndarray) and getattr(array, '_unlink_on_del', False):
       array._unlink_on_del = False
-      with contextlib.suppress(FileNotFoundError):  # a view of an array that was found before
+      with contextlib.suppress(FileNotFoundError):  # already unlinked through another view
         array.shm.unlink()
 
 
 def prefetch(iterator: Iterable[Batch], put: Callable[[Batch], T], depth: int = 2) -> Iterator[T]:
-  """Yields put(batch), called `depth` batches ahead, so that asynchronous transfers overlap with the computation."""
+  """Yields put(batch), called `depth` batches ahead, so that asynchronous transfers overlap with computation."""
   ahead: collections.deque[T] = collections.deque()
   for batch in iterator:
     ahead.append(put(batch))
@@ -229,9 +230,9 @@ def _accept_flags() -> None:
 
 
 def _start_worker(index: int, count: int) -> None:
-  """Leaves interruptions to the parent process, and ends the worker when the parent ends for whatever reason."""
+  """Ignores interrupts, which the parent process handles, and exits when the parent ends for any reason."""
   del index, count
-  for number in (signal.SIGINT, signal.SIGTERM):  # schedulers and Ctrl-C send them to all processes
+  for number in (signal.SIGINT, signal.SIGTERM):  # schedulers and Ctrl-C signal all processes
     signal.signal(number, signal.SIG_IGN)
 
   def follow() -> None:
@@ -243,7 +244,7 @@ def _start_worker(index: int, count: int) -> None:
 
 
 def _check_shared_memory(num_workers: int, bytes_each: int) -> None:
-  """Workers pass batches through /dev/shm. A worker that finds it full would die of a bus error without a message."""
+  """Raises a ValueError if /dev/shm is too small for batches: workers would die of a bus error without a message."""
   needed = num_workers * bytes_each
   if os.path.isdir('/dev/shm') and shutil.disk_usage('/dev/shm').free < needed:
     raise ValueError(

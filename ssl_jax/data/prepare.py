@@ -1,7 +1,7 @@
-"""Prepares small image sets from their official archives, without TensorFlow: --mode=prepare.
+"""Prepares small image datasets from their official archives, without TensorFlow (--mode=prepare).
 
-CIFAR-10, CIFAR-100, SVHN and STL-10 become prepared tfds sets. They have the features and the order of records that
-tfds itself would write, so that `tfds.data_source` reads them and a seed sees the same images. Tiny-ImageNet becomes
+CIFAR-10, CIFAR-100, SVHN and STL-10 become prepared tfds datasets, with the same features and record order as if tfds
+had written them. `tfds.data_source` can therefore read them, and a seed gives the same batches. Tiny-ImageNet becomes
 class folders.
 """
 
@@ -26,26 +26,26 @@ from rich.progress import track
 
 from ssl_jax.data import archives, sources, tfds_source
 
-# What the readers raise for a file in another layout.
+# Exceptions that the readers raise for a file with an unexpected layout.
 BROKEN = (KeyError, ValueError, EOFError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 
-Columns = dict[str, Sequence | np.ndarray]  # of a split, by feature: image uint8 [N, H, W, 3], labels [N], id
+Columns = dict[str, Sequence | np.ndarray]  # features of a split by name: image uint8 [N, H, W, 3], labels [N], id
 
 
 class Content(NamedTuple):
-  """What the archives of a set hold."""
+  """The content of the archives of a dataset."""
 
   splits: dict[str, Columns]
-  class_names: dict[str, Sequence[str]]  # by label
+  class_names: dict[str, Sequence[str]]  # by label feature
 
 
 def prepare(data: Mapping[str, Any], given: Sequence[str] = (), any_md5: bool = False) -> pathlib.Path:
-  """Prepares the set `data.name` in `data.path`, and returns its folder.
+  """Prepares the dataset `data.name` in `data.path` and returns its folder.
 
   Args:
-    data: the config section.
-    given: paths of the archives; they are downloaded if there are none.
-    any_md5: whether given archives may differ from the official ones.
+    data: the config section `data`.
+    given: paths of the archives; if empty, the archives are downloaded.
+    any_md5: skips the MD5 check of given archives.
   """
   name = data['name'].partition(':')[0]
   known = TFDS if data['source'] == 'tfds' else ('tiny_imagenet',) if data['source'] == 'folder' else ()
@@ -59,11 +59,11 @@ def prepare(data: Mapping[str, Any], given: Sequence[str] = (), any_md5: bool = 
   return _prepare_tfds(name, tfds_source.data_dir(data['path']), given, any_md5)
 
 
-# Prepared tfds sets
+# Prepared tfds datasets
 
 
 def _prepare_tfds(name: str, root: pathlib.Path, given: Sequence[str], any_md5: bool) -> pathlib.Path:
-  tfds_source.import_tfds()  # before the download
+  tfds_source.import_tfds()  # fail before the download
   version, read = TFDS[name]
   folder = root / name / version
   if (info := folder / 'dataset_info.json').exists():
@@ -87,7 +87,7 @@ def _prepare_tfds(name: str, root: pathlib.Path, given: Sequence[str], any_md5: 
 def _checked(
   read: Callable[[Sequence[pathlib.Path], pathlib.Path], Content], files: Sequence[pathlib.Path], scratch: pathlib.Path
 ) -> Content:
-  """The content of the files; a ValueError that names them if they do not have the official layout."""
+  """The content of the files. Raises a ValueError that names them if they do not have the official layout."""
   try:
     content = read(files, scratch)
     for columns in content.splits.values():
@@ -105,7 +105,7 @@ def _checked(
 
 
 def _write_records(folder: pathlib.Path, name: str, split: str, columns: Columns) -> int:
-  """Writes a split as one array_record file, and returns the size of its records in bytes."""
+  """Writes a split as one array_record file and returns the total size of its records in bytes."""
   from array_record.python.array_record_module import ArrayRecordWriter
   from tensorflow_datasets.proto import tf_example_pb2
 
@@ -121,12 +121,12 @@ def _write_records(folder: pathlib.Path, name: str, split: str, columns: Columns
         feature.int64_list.value.append(int(value))
     return example.SerializeToString(deterministic=True)
 
-  # tfds sorts by the md5 of the split's name and the record's number.
+  # tfds sorts by the MD5 of the split name and the record number.
   place = lambda k: hashlib.md5(f'{split}{k}'.encode(), usedforsecurity=False).digest()
   order = sorted(range(len(columns['image'])), key=place)
   starts, size = range(0, len(order), sources.BULK), 0
   writer = ArrayRecordWriter(str(folder / f'{name}-{split}.array_record-00000-of-00001'), 'group_size:1')
-  with ThreadPoolExecutor(sources.THREADS) as pool:  # Pillow releases the interpreter lock
+  with ThreadPoolExecutor(sources.THREADS) as pool:  # Pillow releases the GIL
     for start in track(starts, f'{name} {split}: {len(order):,} images'):
       for serialized in pool.map(record, order[start : start + sources.BULK]):
         writer.write(serialized)
@@ -142,7 +142,7 @@ def _png(image: np.ndarray) -> bytes:
 
 
 def _write_metadata(folder: pathlib.Path, name: str, version: str, content: Content, sizes: Mapping[str, int]) -> None:
-  """Writes dataset_info.json, features.json and the names of the classes."""
+  """Writes dataset_info.json, features.json and the class names."""
   tfds = tfds_source.import_tfds()
 
   def feature(key: str, column: Any) -> Any:
@@ -167,17 +167,17 @@ def _write_metadata(folder: pathlib.Path, name: str, version: str, content: Cont
       for split, columns in content.splits.items()
     ],
     filename_template=template,
-    check_data=False,  # which would need TensorFlow
+    check_data=False,  # checking would need TensorFlow
     supervised_keys=('image', 'label'),
     homepage=archives.PUBLISHED[name].archives[0].url.rpartition('/')[0],
   )
 
 
-# Readers of archives: files and an empty folder -> Content
+# Readers of archives: (files, an empty scratch folder) -> Content
 
 
 def _read_cifar10(files: Sequence[pathlib.Path], scratch: pathlib.Path) -> Content:
-  """cifar-10-binary.tar.gz: records of one byte for the class and 3,072 for the planes of red, green and blue."""
+  """cifar-10-binary.tar.gz: a record is one byte for the class and 3,072 bytes for the red, green and blue planes."""
   train, test = [f'data_batch_{k}.bin' for k in range(1, 6)], ['test_batch.bin']
   root = _unpack(files[0], scratch, 'cifar-10-batches-bin', [*train, *test, 'batches.meta.txt'])
   splits = {split: _cifar(root, split, parts, ['label']) for split, parts in (('train', train), ('test', test))}
@@ -185,7 +185,7 @@ def _read_cifar10(files: Sequence[pathlib.Path], scratch: pathlib.Path) -> Conte
 
 
 def _read_cifar100(files: Sequence[pathlib.Path], scratch: pathlib.Path) -> Content:
-  """cifar-100-binary.tar.gz: as CIFAR-10, with a byte for the superclass in front."""
+  """cifar-100-binary.tar.gz: as CIFAR-10, with a leading byte for the superclass."""
   labels = ['coarse_label', 'label']
   names = {'coarse_label': 'coarse_label_names.txt', 'label': 'fine_label_names.txt'}
   root = _unpack(files[0], scratch, 'cifar-100-binary', ['train.bin', 'test.bin', *names.values()])
@@ -203,7 +203,7 @@ def _cifar(root: pathlib.Path, split: str, parts: Sequence[str], labels: Sequenc
 
 
 def _read_svhn(files: Sequence[pathlib.Path], scratch: pathlib.Path) -> Content:
-  """train_32x32.mat and test_32x32.mat: X, uint8 [32, 32, 3, N], and y, [N, 1], where 10 is the digit 0."""
+  """train_32x32.mat and test_32x32.mat: X, uint8 [32, 32, 3, N], and y, [N, 1], where 10 stands for the digit 0."""
   import scipy.io
 
   del scratch
@@ -219,13 +219,13 @@ def _read_svhn(files: Sequence[pathlib.Path], scratch: pathlib.Path) -> Content:
 
 
 def _read_stl10(files: Sequence[pathlib.Path], scratch: pathlib.Path) -> Content:
-  """stl10_binary.tar.gz: planes of 96 × 96 pixels, stored by columns, and classes from 1 to 10."""
-  parts = {'train': 'train', 'test': 'test', 'unlabelled': 'unlabeled'}  # as tfds spells it
+  """stl10_binary.tar.gz: planes of 96 × 96 pixels in column-major order, and classes from 1 to 10."""
+  parts = {'train': 'train', 'test': 'test', 'unlabelled': 'unlabeled'}  # the keys are tfds's spelling
   wanted = [*(f'{part}_X.bin' for part in parts.values()), 'train_y.bin', 'test_y.bin', 'class_names.txt']
   root = _unpack(files[0], scratch, 'stl10_binary', wanted)
   splits: dict[str, Columns] = {}
   for split, part in parts.items():
-    planes = np.memmap(root / f'{part}_X.bin', np.uint8, 'r').reshape(-1, 3, 96, 96)  # 2.8 GB without labels
+    planes = np.memmap(root / f'{part}_X.bin', np.uint8, 'r').reshape(-1, 3, 96, 96)  # the unlabeled images take 2.8 GB
     labels = root / f'{part}_y.bin'
     splits[split] = {
       'image': planes.transpose(0, 3, 2, 1),
@@ -235,9 +235,9 @@ def _read_stl10(files: Sequence[pathlib.Path], scratch: pathlib.Path) -> Content
 
 
 def _unpack(archive: pathlib.Path, folder: pathlib.Path, root: str, wanted: Collection[str]) -> pathlib.Path:
-  """Unpacks the files `wanted` in the folder `root` of a tar archive into `folder`."""
+  """Extracts the files `wanted` in the folder `root` of a tar archive to `folder`, and returns `folder`."""
   missing = set(wanted)
-  with tarfile.open(archive, 'r|*') as tar:  # in one pass: going back in a compressed file is slow
+  with tarfile.open(archive, 'r|*') as tar:  # in one pass: seeking in a compressed file is slow
     for member in tar:
       name = member.name.removeprefix('./').removeprefix(f'{root}/')
       if name in missing and (content := tar.extractfile(member)):
@@ -253,7 +253,7 @@ def _lines(file: pathlib.Path) -> list[str]:
   return file.read_text().split()
 
 
-# tfds name -> the version of the prepared set, and how to read the archives.
+# tfds name -> (version of the prepared dataset, reader of its archives).
 TFDS = {
   'cifar10': ('3.0.2', _read_cifar10),
   'cifar100': ('3.0.2', _read_cifar100),
@@ -291,7 +291,7 @@ def _prepare_folder(name: str, path: str, given: Sequence[str], any_md5: bool) -
 
 
 def _tiny_imagenet(archive: zipfile.ZipFile) -> dict[str, str]:
-  """From the members of the archive to where they go. All validation images are in one folder, with a list."""
+  """{archive member: target path}. The archive has all validation images in one folder, with a list of classes."""
   root = 'tiny-imagenet-200'
   places = {}
   for member in archive.namelist():
@@ -305,7 +305,7 @@ def _tiny_imagenet(archive: zipfile.ZipFile) -> dict[str, str]:
 
 
 def _empty(folder: pathlib.Path) -> pathlib.Path:
-  """The folder, emptied or created."""
+  """Creates the folder, or empties it."""
   shutil.rmtree(folder, ignore_errors=True)
   folder.mkdir(parents=True)
   return folder

@@ -1,4 +1,4 @@
-"""Which set a config means, where it lives, and whether it fits in memory."""
+"""Resolves the dataset of a config: its source, its splits, and whether it fits in memory."""
 
 import json
 import pathlib
@@ -11,15 +11,15 @@ from ml_collections import ConfigDict
 from ssl_jax.data import cache, folder_source, imbalance, sources, tfds_source
 from ssl_jax.registry import require_choice
 
-ON_DEVICE_LIMIT = 4 * 2**30  # bytes of decoded training images that `data.on_device=auto` puts on the device
+ON_DEVICE_LIMIT = 4 * 2**30  # maximum bytes of decoded images that `data.on_device=auto` puts on the device
 
-# What the splits of a folder of images are called.
+# Names of the split folders that `auto` looks for.
 TRAIN_FOLDERS = ('train', 'training')
 TEST_FOLDERS = ('val', 'valid', 'validation', 'test', 'testing')
 
 
 def eval_data(config: ConfigDict) -> dict[str, Any]:
-  """The section `data` with the changes of `eval.data`: the images that evaluations use."""
+  """The section `data` for evaluations: `config.data` with the changes in `eval.data`."""
   changes = {key: value for key, value in config.eval.data.items() if value}
   for key in {'source', 'path'} & changes.keys():
     if 'name' not in changes:
@@ -33,14 +33,14 @@ def eval_data(config: ConfigDict) -> dict[str, Any]:
   another = {'classes': ''} if 'name' in changes else {}
   elsewhere = (
     {'path': ''} if 'source' in changes else {}
-  )  # a folder's path says nothing about where tfds keeps its sets
+  )  # data.path belongs to data.source and does not apply to another source
   return {**config.data.to_dict(), **another, **elsewhere, **changes}
 
 
 def open_split(config: ConfigDict, split: str, data: Mapping[str, Any] | None = None) -> sources.Source:
-  """The source of 'train' or 'test', with nothing decoded yet; training images are thinned out by `imbalance`.
+  """The source of 'train' or 'test', not decoded yet, subsampled by `config.imbalance`.
 
-  `data` is the section of evaluations, where they use other images or all training images.
+  `data` replaces `config.data` and turns off the subsampling, for evaluations.
   """
   try:
     located = locate(data or config.data)
@@ -60,7 +60,7 @@ def open_split(config: ConfigDict, split: str, data: Mapping[str, Any] | None = 
 
 
 def _label(data: Mapping[str, Any], split: str, rule: Mapping[str, Any] | None) -> str:
-  """A file name for the images of a split. It depends on which images are chosen, but not on what they contain."""
+  """A file name for the images of a split. It depends on which images are selected, but not on their content."""
   path = str(pathlib.Path(data['path']).expanduser().absolute()) if data['path'] else ''
   chosen = [data.get(key) for key in ('source', 'name', f'{split}_split', 'classes', 'held_out')]
   digest = sources.digest_of([json.dumps([path, *chosen, rule])])[:12]
@@ -68,7 +68,7 @@ def _label(data: Mapping[str, Any], split: str, rule: Mapping[str, Any] | None) 
 
 
 def placed(config: ConfigDict, source: sources.Source) -> tuple[sources.Source, bool]:
-  """The source, decoded into memory where it fits, or mapped from `data.cache`; and whether it is."""
+  """(source, `fits`): the source decoded into memory, or memory-mapped from `data.cache`, if it fits."""
   if not fits(config, source):
     return source, False
   size, folder = stored_size(config), config.data.cache
@@ -76,21 +76,21 @@ def placed(config: ConfigDict, source: sources.Source) -> tuple[sources.Source, 
 
 
 def fits(config: ConfigDict, source: sources.Source) -> bool:
-  """Whether the images of a source are kept in memory and on the device."""
+  """Whether the images of a source are kept in host memory and on the device (`data.on_device`)."""
   small = source.nbytes_decoded(stored_size(config)) <= ON_DEVICE_LIMIT
   return {'yes': True, 'no': False, 'auto': small}[config.data.on_device]
 
 
 def stored_size(config: ConfigDict) -> int:
-  """Pixels per side of images in memory, from which views are cropped."""
+  """Pixels per side of the images in memory. Views are cropped from them."""
   return config.data.stored_size or config.data.image_size
 
 
 def split_names(data: Mapping[str, Any]) -> dict[str, str]:
-  """{'train_split': ..., 'test_split': ...}: the folders that 'auto' stands for in a folder of images.
+  """{'train_split': ..., 'test_split': ...}, with 'auto' replaced by folder names if `data.source` is 'folder'.
 
-  These are train and one of val, valid, validation and test, in any case. A folder without them has no split: both are
-  the same, and `data.held_out` divides its images.
+  The names are the first matches of `TRAIN_FOLDERS` and `TEST_FOLDERS`, ignoring case. If one is missing, both splits
+  are the same folder, and `data.held_out` divides its images.
   """
   given = {key: data[key] for key in ('train_split', 'test_split')}
   root = pathlib.Path(data['path']).expanduser()
@@ -108,7 +108,7 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def locate(data: Mapping[str, Any]) -> Mapping[str, Any]:
-  """`data` with what `data.path` holds: ImageNet as a prepared tfds set or as class folders, and `split_names`."""
+  """`data`, with 'imagenet' resolved to a tfds dataset or class folders in `data.path`, and 'auto' to folder names."""
   require_choice('data.source', data['source'], (*sources.LOADERS, 'imagenet', 'text'))
   if data['source'] != 'imagenet':
     return data if 'auto' not in (data['train_split'], data['test_split']) else {**_plain(data), **split_names(data)}

@@ -1,7 +1,9 @@
-"""Sentences as token ids, from a file with one sentence per line, by the uncased WordPiece tokenizer of BERT.
+"""Sentences as token ids, from a file with one sentence per line. The default tokenizer is BERT's uncased WordPiece.
 
-source = load(config.data)  # .items: uint16 [N, T], .vocabulary
-tokens = source.vocabulary.encode(['Two dogs run.'], 32)  # uint16 [1, 32]
+    source = load(config.data)  # .items: uint16 [N, T], .vocabulary
+    tokens = source.vocabulary.encode(['Two dogs run.'], 32)  # uint16 [1, 32]
+
+With a tokenizer.json as `data.vocabulary`, token ids are int32.
 """
 
 import collections
@@ -23,18 +25,18 @@ from ssl_jax.models.bert import PAD
 
 SPECIAL = ('[PAD]', '[UNK]', '[CLS]', '[SEP]')
 LARGEST_VOCABULARY = np.iinfo(np.uint16).max  # pieces
-BERT_SIZE = 30522  # entries of the vocabulary of BERT uncased
-CHARACTERS = 1000  # the most frequent characters, with which a vocabulary of our own can spell any word
-LONGEST_WORD = 100  # in characters; longer words are unknown
+BERT_SIZE = 30522  # entries of uncased BERT's vocabulary
+CHARACTERS = 1000  # most frequent characters in a vocabulary built from data, to spell rare words
+LONGEST_WORD = 100  # in characters; longer words become [UNK]
 OPENERS: dict[str, Callable] = {'.xz': lzma.open, '.gz': gzip.open}
 
 _MARKS = frozenset('$+<=>^`|~')  # ASCII punctuation that Unicode classifies as symbols
-# Scripts without spaces: each character is a word.
+# Ranges of scripts without spaces, in which each character is a word.
 _IDEOGRAPHS = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2CEAF), (0x2F800, 0x2FA1F))
 
 
 class Vocabulary:
-  """The pieces of words, numbered in order. A piece that continues a word begins with '##'."""
+  """A WordPiece vocabulary. Token ids are positions in `pieces`. A piece that continues a word begins with '##'."""
 
   def __init__(self, pieces: Sequence[str], where: str):
     self.pieces = tuple(pieces)
@@ -53,7 +55,7 @@ class Vocabulary:
   def __len__(self) -> int:
     return len(self.pieces)
 
-  def __reduce__(self) -> tuple[Any, ...]:  # a cache cannot be sent to a worker
+  def __reduce__(self) -> tuple[Any, ...]:  # for worker processes: the cache cannot be pickled
     return type(self), (self.pieces, 'the vocabulary')
 
   @classmethod
@@ -65,7 +67,7 @@ class Vocabulary:
         f'data.vocabulary = {str(path)!r} is not a file: give the vocab.txt of a BERT, a tokenizer.json, or nothing'
       )
     if file.suffix == '.json':
-      from ssl_jax.data.tokenizer import Tokenizer  # which imports this module
+      from ssl_jax.data.tokenizer import Tokenizer  # not at the top: it imports this module
 
       return Tokenizer.read(path)
     try:
@@ -75,19 +77,19 @@ class Vocabulary:
 
   @classmethod
   def of(cls, lines: Iterable[str], size: int = BERT_SIZE) -> 'Vocabulary':
-    """The most frequent characters, at the start of a word and within one, then the most frequent words."""
+    """The most frequent characters, to start and to continue a word, followed by the most frequent words."""
     counts = collections.Counter(word for line in lines for word in words(line))
     characters: collections.Counter[str] = collections.Counter()
     for word, count in counts.items():
       characters.update(dict.fromkeys(word, count))
-    # Ties are broken alphabetically, so that the order of the lines does not matter.
+    # Break ties alphabetically, so that the order of the lines does not matter.
     frequent = lambda counter: [x for x, _ in sorted(counter.items(), key=lambda item: (-item[1], item[0]))]
     single = frequent(characters)[:CHARACTERS]
     pieces = dict.fromkeys([*SPECIAL, *single, *(f'##{c}' for c in single), *frequent(counts)])
     return cls(list(pieces)[:size], 'the vocabulary of the sentences')
 
   def encode(self, lines: Sequence[str], length: int) -> np.ndarray:
-    """[CLS], the pieces of each sentence as far as they fit, [SEP], and [PAD] up to `length`.  -> uint16 [n, T]"""
+    """[CLS], the pieces of each sentence (truncated), [SEP], and [PAD] up to `length`.  -> uint16 [n, T]"""
     tokens = np.full((len(lines), length), PAD, np.uint16)
     first, last = self._number['[CLS]'], self._number['[SEP]']
     for row, line in zip(tokens, lines, strict=True):
@@ -96,11 +98,11 @@ class Vocabulary:
     return tokens
 
   def files(self) -> dict[str, str]:
-    """Texts by file name, from which the same vocabulary is read again."""
+    """{file name: content} of the files from which `read` restores the vocabulary."""
     return {'vocab.txt': '\n'.join(self.pieces) + '\n'}
 
   def _split(self, word: str) -> tuple[int, ...]:
-    """The longest piece that starts the word, then the longest that continues it, and so on; [UNK] if there is none."""
+    """Splits a word greedily into the longest matching pieces; [UNK] if no piece matches.  -> token ids"""
     unknown = (self._number['[UNK]'],)
     if len(word) > LONGEST_WORD:
       return unknown
@@ -118,7 +120,7 @@ class Vocabulary:
 
 
 class _Spacing(dict[int, str]):
-  """The replacement of each character before the text is split at spaces, computed on first use."""
+  """The replacement of each character, applied before the text is split at spaces. Computed on first use."""
 
   def __missing__(self, code: int) -> str:
     char, category = chr(code), unicodedata.category(chr(code))
@@ -137,12 +139,12 @@ _SPACING = _Spacing()
 
 
 def words(text: str) -> list[str]:
-  """Lower-case words without accents, with punctuation marks as separate words, as in the uncased tokenizer of BERT."""
+  """Lowercase words without accents, with punctuation marks as separate words, as in BERT's uncased tokenizer."""
   return unicodedata.normalize('NFD', text.lower()).translate(_SPACING).split()
 
 
 class Sentences(sources.Source):
-  """Items are token ids, uint16 [N, T]. There are no labels."""
+  """Items are token ids, [N, T]: uint16, or int32 from a tokenizer.json. There are no labels."""
 
   def __init__(self, items: np.ndarray, vocabulary: Vocabulary):
     super().__init__(items)
@@ -154,14 +156,14 @@ class Sentences(sources.Source):
 
 def load(data: Mapping[str, Any]) -> Sentences:
   """The sentences of the file `data.path`, tokenized with `data.vocabulary` or, if empty, with one built from them."""
-  vocabulary = Vocabulary.read(data['vocabulary']) if data['vocabulary'] else None  # first, so that errors come early
+  vocabulary = Vocabulary.read(data['vocabulary']) if data['vocabulary'] else None  # read first, to fail early
   lines = read(data['path'])
   vocabulary = vocabulary or Vocabulary.of(lines)
   return Sentences(vocabulary.encode(lines, data['tokens']), vocabulary)
 
 
 def read(path: str | os.PathLike[str]) -> list[str]:
-  """The sentences of a text file, plain or compressed (.xz, .gz), one per line; empty lines are skipped."""
+  """The sentences of a text file, one per line. The file may be compressed (.xz, .gz). Empty lines are skipped."""
   file = pathlib.Path(path).expanduser()
   if not path or not file.is_file():
     raise ValueError(f'data.path = {str(path)!r} is not a file: give a .txt, .txt.xz or .txt.gz, one sentence per line')

@@ -1,4 +1,4 @@
-"""The files of a split that is stored in many: `train-{0000..0331}.tar`, `data/train-*.parquet`, or just `train`."""
+"""Finds the shards of a split, given as `train-{0000..0331}.tar`, `data/train-*.parquet`, or just `train`."""
 
 import glob
 import itertools
@@ -8,14 +8,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ssl_jax.data.npz import is_regular
 from ssl_jax.registry import nearest
 
-MOST = 10**6  # shards of a split
+MOST = 10**6  # maximum number of values in a brace range
 
 
 class Shard(NamedTuple):
-  """A file, as it was when it was found."""
+  """A file, with its size and modification time when it was found."""
 
   path: str
   size: int
@@ -26,16 +25,16 @@ class Shard(NamedTuple):
     return os.path.basename(self.path)
 
   def unchanged(self, descriptor: int) -> bool:
-    """Whether an open file is still the one that was found."""
+    """Whether an open file still has the same size and modification time."""
     status = os.fstat(descriptor)
     return (status.st_size, status.st_mtime_ns) == (self.size, self.mtime)
 
 
 def find(data: Mapping[str, Any], split: str, suffix: str) -> list[Shard]:
-  """The shards of 'train' or 'test', in the order of the pattern's braces, and sorted where it has other wildcards.
+  """The shards of 'train' or 'test', in the order of the braces. Matches of other wildcards are sorted.
 
-  `data.train_split` is a pattern of files in `data.path`. A NAME without `suffix` stands for the files NAME.suffix,
-  NAME-*.suffix and those in the folder NAME.
+  `data.train_split` (or `data.test_split`) is a pattern for files in `data.path`. With the suffix '.tar', a plain
+  `NAME` stands for `NAME.tar`, `NAME-*.tar` and `NAME/*.tar`.
   """
   key, pattern = f'data.{split}_split', data[f'{split}_split']
   root = pathlib.Path(data['path']).expanduser()
@@ -52,7 +51,7 @@ def find(data: Mapping[str, Any], split: str, suffix: str) -> list[Shard]:
 
 
 def expand(pattern: str, key: str = 'pattern') -> Iterator[str]:
-  """The names that the braces of a pattern stand for: ranges of numbers and lists, as in a shell.
+  """Expands the braces of a pattern as a shell does: ranges of numbers and lists.
 
   >>> list(expand('{train,extra}-{08..10}.tar'))[:4]
   ['train-08.tar', 'train-09.tar', 'train-10.tar', 'extra-08.tar']
@@ -89,7 +88,7 @@ def _fix(root: pathlib.Path, name: str, suffix: str) -> str:
 
 
 def _shard(path: str) -> Shard:
-  if not is_regular(path):
+  if not os.path.isfile(path):
     raise ValueError(f'{path} is not a regular file: remove it')
   status = os.stat(path)
   return Shard(path, status.st_size, status.st_mtime_ns)

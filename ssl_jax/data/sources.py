@@ -1,4 +1,4 @@
-"""Sources of images, with or without text: folders, tar shards, Parquet files, .npz files, tfds sets, the embedded set.
+"""Image sources, with or without text: folders, tar shards, Parquet, .npz and tfds files, and the embedded dataset.
 
     source = load(config.data, 'train')
     len(source), source.labels  # int32 [N]; None if the images have no labels
@@ -29,13 +29,14 @@ from ssl_jax.registry import require_choice
 
 T = TypeVar('T')
 
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)  # by Pillow
+# What reading a broken image or text raises.
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 THREADS = min(4, os.cpu_count() or 1)  # on small images, 16 threads take twice as long as 4
-BULK = 512  # images per task when all are read: large enough to hide the overhead, small enough to share the work
+BULK = 512  # images per task when all are read: large enough to hide overhead, small enough to balance the threads
 
 
 class Source:
-  """Random access to N images. A subclass defines what an item is (a path, a record, pixels) and how to open it."""
+  """Random access to N images. A subclass defines what an item is (a path, a record, pixels) and how it is opened."""
 
   def __init__(
     self, items: np.ndarray, labels: np.ndarray | None = None, class_names: Sequence[str] = (), broken: str = 'error'
@@ -45,26 +46,26 @@ class Source:
     self.class_names = tuple(class_names)
     self.broken = broken
     self.skipped: set[int] = set()  # positions of broken images found so far (broken='skip')
-    self.origin: Source | None = None  # the files or records that were decoded into this source
-    self.paired = False  # whether an example is an image with its text: then one without a readable text is broken
-    self.window = 0  # images that are shuffled together, if reading a few blocks at a time is faster (0: all)
-    self.label = ''  # names the set, the split and what was chosen from it, in a file name
-    self.vocabulary: Any = None  # of the captions of training examples that are paired
-    self.tokens: Any = None  # their captions, where they are in memory
+    self.origin: Source | None = None  # the source from which these images were decoded, if any
+    self.paired = False  # whether an example is an image with text; if so, an image without readable text is broken
+    self.window = 0  # images that are shuffled together, for sources that are faster to read block by block (0: all)
+    self.label = ''  # identifies the dataset, the split and the selected images, as part of a file name
+    self.vocabulary: Any = None  # for the captions, if `paired`
+    self.tokens: Any = None  # the tokenized captions, if `paired` and in memory
 
   def __len__(self) -> int:
     return len(self.items)
 
   def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
-    """For each position, a function that returns its Pillow image, not yet decoded."""
+    """For each position, a function that returns the Pillow image, not yet decoded."""
     raise NotImplementedError
 
   def where(self, position: int) -> str:
-    """Describes where the image is stored."""
+    """Describes where an image is stored, for messages."""
     raise NotImplementedError
 
   def name(self, position: int) -> str:
-    """A name of the image that does not depend on where the data lives, for `held_out`."""
+    """A name of an image that does not depend on where the data is stored, for `held_out`."""
     return str(position)
 
   def labels_of(self, positions: np.ndarray) -> np.ndarray | None:
@@ -74,7 +75,7 @@ class Source:
   def captions_of(self, positions: np.ndarray) -> list[tuple[str, ...]] | None:
     """The captions of a few images, one or more for each; None if the source has no text.
 
-    A text that is missing or cannot be read is an error. With broken='skip' it is () instead, and is counted.
+    Missing or unreadable text raises an error. With broken='skip', it becomes () and the image is added to `skipped`.
     """
     if not self.has_text():
       return None
@@ -90,7 +91,7 @@ class Source:
     return found
 
   def has_text(self) -> bool:
-    """Whether there are captions."""
+    """Whether the source has captions."""
     return False
 
   def read_captions(self, position: int) -> tuple[str, ...]:
@@ -98,23 +99,23 @@ class Source:
     raise NotImplementedError
 
   def several(self) -> list[list[str]] | None:
-    """The names of the labels of each image, in a set of several labels per image; otherwise None."""
+    """The label names of each image in a multi-label dataset; otherwise None."""
     return None
 
   def class_name(self, label: int) -> str:
-    """The name of a class, or its number if the classes have no names."""
+    """The name of a class, or 'class NUMBER' if it has none."""
     return str(self.class_names[label]) if 0 <= label < len(self.class_names) else f'class {label}'
 
   def identities(self) -> list[Hashable]:
-    """For each image, what only the same stored image has as well."""
+    """A value for each image. Two sources share an image if they share its value."""
     raise NotImplementedError
 
   def fingerprint(self) -> str:
-    """Changes whenever the stored images do; '' for images in memory."""
+    """A hash that changes when the stored images change; '' for images in memory."""
     return ''
 
   def first_readable(self, position: int, decode: Callable[[Image.Image], T]) -> tuple[T, int]:
-    """Returns (decode(image), its position); a broken image is replaced by the next good one if broken='skip'."""
+    """(decode(image), its position). With broken='skip', the next readable image replaces a broken one."""
     tries = min(len(self), 100)
     for step in range(tries):
       k = (position + step) % len(self)
@@ -133,7 +134,7 @@ class Source:
   def arrays(self, image_size: int) -> tuple[np.ndarray, np.ndarray | None]:
     """All readable images, uint8 `[N, image_size, image_size, 3]`, and their labels, int32 `[N]` or None.
 
-    Images of that size keep their pixels. In others, the shorter side is resized to it and the center is cropped.
+    Images of that size keep their pixels. In all others, the shorter side is resized to it and the center is cropped.
     """
     needed, fix = self.nbytes_decoded(image_size), 'set data.on_device=no, or lower data.image_size or data.stored_size'
     require_memory(f'decoding {len(self):,} images at {image_size} × {image_size} pixels', needed, fix)
@@ -144,7 +145,7 @@ class Source:
       positions = range(start, min(start + BULK, len(self)))
       good[self.decode(positions, images[start : start + BULK])] = False
 
-    with ThreadPoolExecutor(THREADS) as pool:  # Pillow releases the interpreter lock
+    with ThreadPoolExecutor(THREADS) as pool:  # Pillow releases the GIL
       for _ in pool.map(fill, range(0, len(self), BULK)):
         pass
     if good.all():
@@ -152,7 +153,7 @@ class Source:
     return images[good], None if self.labels is None else self.labels[good]
 
   def decode(self, positions: range, out: np.ndarray) -> list[int]:
-    """Decodes images into `out`, uint8 `[b, size, size, 3]`. Returns the positions of those that are broken."""
+    """Decodes images into `out`, uint8 `[b, size, size, 3]`. Returns the positions of the broken ones."""
     broken = []
     for k, place, image in zip(positions, out, self.open(positions), strict=True):
       good = self._complete(k)
@@ -166,23 +167,23 @@ class Source:
     return broken
 
   def readable(self) -> np.ndarray:
-    """Positions, int64, of the images that were not found to be broken so far."""
+    """Positions, int64, of the images not known to be broken."""
     return np.setdiff1d(np.arange(len(self)), list(self.skipped))
 
   def in_memory(self, image_size: int) -> 'Arrays':
-    """The readable images as `Arrays`, with the positions of the skipped ones."""
+    """The readable images, decoded, as `Arrays`. `skipped` has the positions of the others in this source."""
     return self.decoded_as(*self.arrays(image_size))
 
   def decoded_as(self, images: np.ndarray, labels: np.ndarray | None) -> 'Arrays':
-    """`Arrays` of pixels that were decoded from this source."""
+    """`Arrays` of images that were decoded from this source."""
     kept = Arrays(images, labels, self.class_names)
     kept.captions, kept.paired = self.captions_of(self.readable()) if self.paired else None, self.paired
     kept.skipped = self.skipped
-    kept.origin = None if isinstance(self, Arrays) else self  # pixels can be compared without the larger originals
+    kept.origin = None if isinstance(self, Arrays) else self  # `shared` compares arrays by their pixels
     return kept
 
   def ready(self, image_size: int) -> bool:
-    """Whether the items are in memory and have the size of an encoder's input."""
+    """Whether the items are in memory and already have the size of the encoder's input."""
     del image_size
     return False
 
@@ -198,11 +199,11 @@ class Source:
     return part
 
   def _complete(self, position: int) -> bool:
-    """Whether an image has the text that it needs. One that lacks it is broken."""
+    """Whether an image has text, if it needs any."""
     return not self.paired or bool((self.captions_of(np.array([position])) or [()])[0])
 
   def blocks(self) -> np.ndarray:
-    """Where the parts of the source begin that are read together: files or row groups.  -> int64 [blocks]"""
+    """First positions of the blocks that are read together, such as files or row groups.  -> int64 [blocks]"""
     return np.zeros(1, np.int64)
 
   def _note_broken(self, position: int, error: Exception, what: str = 'is not a readable image') -> None:
@@ -219,7 +220,7 @@ def one_line(error: Exception) -> str:
 
 
 class Arrays(Source):
-  """Items are pixels, uint8 [N, H, W, 3]. `captions` may be set to one tuple of texts per image."""
+  """Items are pixels, uint8 [N, H, W, 3]. `captions` may be set to one tuple of strings per image."""
 
   captions: Sequence[tuple[str, ...]] | None = None
 
@@ -248,7 +249,7 @@ class Arrays(Source):
     return part
 
   def readable(self) -> np.ndarray:
-    return np.arange(len(self))  # `skipped` counts positions of the source that was read
+    return np.arange(len(self))  # `skipped` refers to positions in the original source
 
   def arrays(self, image_size: int) -> tuple[np.ndarray, np.ndarray | None]:
     if self.ready(image_size):
@@ -257,7 +258,7 @@ class Arrays(Source):
 
 
 def stamp(path: str | os.PathLike[str]) -> str:
-  """Size and time of the last change of a file; '' if there is none."""
+  """Size and modification time of a file; '' if it does not exist."""
   try:
     found = os.stat(path)
   except OSError:
@@ -266,7 +267,7 @@ def stamp(path: str | os.PathLike[str]) -> str:
 
 
 def digest_of(texts: Iterable[str]) -> str:
-  """The hash of texts in order.
+  """A hash of a sequence of strings.
 
   >>> digest_of(['a', 'b']) == digest_of(['ab'])
   False
@@ -279,9 +280,9 @@ def digest_of(texts: Iterable[str]) -> str:
 
 def rgb(image: Image.Image) -> Image.Image:
   """The decoded image in RGB, 8 bits per channel."""
-  if image.mode.startswith('I'):  # 16-bit greyscale, which Pillow would clip to the darkest 256 levels
+  if image.mode.startswith('I'):  # 16-bit grayscale, which Pillow would clip at 255
     image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-  elif image.mode == 'P' and 'transparency' in image.info:  # Pillow warns about converting it directly
+  elif image.mode == 'P' and 'transparency' in image.info:  # Pillow warns about direct conversion
     image = image.convert('RGBA')
   image.load()
   return image if image.mode == 'RGB' else image.convert('RGB')
@@ -290,7 +291,7 @@ def rgb(image: Image.Image) -> Image.Image:
 def square(image: Image.Image, size: int) -> np.ndarray:
   """The image as uint8 [size, size, 3]: the shorter side is resized to `size` and the center is cropped."""
   if image.size != (size, size):
-    image.draft('RGB', (2 * size, 2 * size))  # decodes a JPEG of more than twice the size at a fraction of it
+    image.draft('RGB', (2 * size, 2 * size))  # decodes a large JPEG at reduced resolution, at least 2 × `size`
     side, (width, height) = min(image.size), image.size
     left, top = (width - side) / 2, (height - side) / 2
     box = (left, top, left + side, top + side)
@@ -299,7 +300,7 @@ def square(image: Image.Image, size: int) -> np.ndarray:
 
 
 def load(data: Mapping[str, Any], split: str) -> Source:
-  """The source that the config section `data` names; `split` is 'train' or 'test'."""
+  """The source for the config section `data`; `split` is 'train' or 'test'."""
   require_choice('data.broken', data['broken'], ('error', 'skip'))
   require_choice('split', split, ('train', 'test'))
   require_choice('data.source', data['source'], LOADERS)
@@ -315,10 +316,10 @@ def load(data: Mapping[str, Any], split: str) -> Source:
 
 
 def held_out(source: Source, share: float) -> np.ndarray:
-  """Which images are held out for testing: `share` of each class, by a hash of their names.  -> bool [N]
+  """Which images are held out for testing: the fraction `share` of each class, by a hash of image names.  -> bool [N]
 
-  A class of at least two images has at least one on either side. Without labels, all images are one class. Where the
-  data lives, the order of the files and the seed of the run have no influence.
+  A class of at least two images has at least one on either side. Without labels, all images are one class. The choice
+  does not depend on where the data is stored, the order of files, or the seed of the run.
   """
   hashes = [hashlib.blake2b(source.name(k).encode(), digest_size=8).digest() for k in range(len(source))]
   labels = np.zeros(len(source), np.int32) if source.labels is None else source.labels
@@ -331,7 +332,7 @@ def held_out(source: Source, share: float) -> np.ndarray:
 
 
 def shared(train: Source, test: Source) -> int:
-  """The number of test images that are training images as well: the same files, the same records or equal pixels."""
+  """The number of test images that are also training images: the same files, the same records or equal pixels."""
   train, test = train.origin or train, test.origin or test
   if type(train) is not type(test):
     return 0
@@ -340,7 +341,7 @@ def shared(train: Source, test: Source) -> int:
 
 
 def _restrict(source: Source, name: str) -> Source:
-  """The images of a named list of classes, labeled 0, 1, ... in the order of the source's classes."""
+  """The images of a named list of classes, relabeled 0, 1, ... in the order of the source's classes."""
   wanted = classes.NAMED[name]
   if missing := sorted(set(wanted) - set(source.class_names)):
     raise ValueError(
@@ -359,7 +360,7 @@ def _restrict(source: Source, name: str) -> Source:
 
 
 def _of(module: str) -> Callable[[Mapping[str, Any], str], Source]:
-  """The function `load` of a module of ssl_jax.data, which imports this one and so is imported later."""
+  """The function `load` of a module of ssl_jax.data, imported on first use to avoid a circular import."""
   return lambda data, split: importlib.import_module(f'ssl_jax.data.{module}').load(data, split)
 
 

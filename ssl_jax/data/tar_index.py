@@ -1,4 +1,4 @@
-"""Where the samples of a tar shard are: found by a scan of its headers, and stored until the shard changes."""
+"""An index of the samples in a tar shard, built by scanning its headers and stored until the shard changes."""
 
 import contextlib
 import hashlib
@@ -15,21 +15,21 @@ from ssl_jax.data.folder_source import EXTENSIONS as IMAGES
 from ssl_jax.data.npz import BROKEN_ARCHIVE, read_npz
 from ssl_jax.data.shards import Shard
 
-BLOCK = 512  # bytes of a header; files begin at a multiple of it
-LONGEST_HEADER = 2**20  # bytes of a name or of extended headers
-LONGEST_TEXT = 2**20  # bytes of a .txt, .cls or .json
-VERSION = 1  # of the stored index
+BLOCK = 512  # bytes of a header; all offsets are multiples of it
+LONGEST_HEADER = 2**20  # maximum bytes of a long name or an extended header
+LONGEST_TEXT = 2**20  # maximum bytes of a .txt, .cls or .json
+VERSION = 1  # format of the stored index
 
-TEXT, JSON = 1, 2  # kinds of text; 0: none
+TEXT, JSON = 1, 2  # kinds of caption file; 0: none
 ITEM = np.dtype(
   [
     ('shard', '<i4'),
-    ('head', '<i4'),  # bytes from the headers of the image to the image
-    ('offset', '<i8'),  # of the image, in bytes
+    ('head', '<i4'),  # bytes from the start of the headers to the start of the image
+    ('offset', '<i8'),  # of the image in the shard, in bytes
     ('size', '<i8'),
-    ('text', '<i8'),  # offset of the text
+    ('text', '<i8'),  # offset of the captions
     ('text_size', '<i4'),
-    ('kind', '<i4'),  # of the text
+    ('kind', '<i4'),  # TEXT, JSON or 0
   ]
 )
 
@@ -38,24 +38,24 @@ class Index(NamedTuple):
   """The samples of a shard that have an image."""
 
   items: np.ndarray  # ITEM [n]
-  codes: np.ndarray  # int32 [n]: the label of each, as a number of `names`, or -1
+  codes: np.ndarray  # int32 [n]: index into `names` of the label of each sample, or -1
   names: tuple[str, ...]
-  problem: str  # what is wrong with the shard, after these samples; or nothing
+  problem: str  # what is wrong with the shard after these samples, or ''
 
 
 class Member(NamedTuple):
   """A regular file in a tar file."""
 
   name: str
-  head: int  # where its headers begin
-  offset: int  # where it begins
+  head: int  # byte at which its headers begin
+  offset: int  # byte at which its content begins
   size: int
 
 
 def members(descriptor: int, length: int, start: int = 0) -> Iterator[Member]:
-  """The regular files of a tar file of `length` bytes. Raises a ValueError that says what is wrong with it.
+  """The regular files in a tar file of `length` bytes. Raises a ValueError if the tar file is damaged.
 
-  Reads ustar, GNU and pax headers. Links, folders and devices are left out.
+  Reads ustar, GNU and pax headers. Links, folders and devices are skipped.
   """
   place = head = start
   extended: dict[str, str] = {}
@@ -85,7 +85,7 @@ def members(descriptor: int, length: int, start: int = 0) -> Iterator[Member]:
 
 
 def _check_header(header: bytes, place: int) -> int:
-  """The size that a header gives. Raises a ValueError if the header is not valid."""
+  """The file size in a header. Raises a ValueError if the header is not valid."""
   try:
     if len(header) == BLOCK and _number(header[148:156]) == sum(header) - sum(header[148:156]) + 8 * ord(' '):
       return _number(header[124:136])
@@ -95,7 +95,7 @@ def _check_header(header: bytes, place: int) -> int:
 
 
 def _number(field: bytes) -> int:
-  """A number in octal digits, or in binary if its first bit is set."""
+  """The number in a header field: octal digits, or big-endian binary if the first byte is 0x80."""
   if field[0] == 0x80:
     return int.from_bytes(field[1:], 'big')
   digits = field.partition(b'\0')[0].strip()
@@ -113,12 +113,12 @@ def _text(field: bytes) -> str:
 
 
 def _name(header: bytes) -> str:
-  prefix = _text(header[345:500]) if header[257:263] == b'ustar\0' else ''  # GNU headers have other things there
+  prefix = _text(header[345:500]) if header[257:263] == b'ustar\0' else ''  # GNU headers use these bytes otherwise
   return f'{prefix}/{_text(header[:100])}' if prefix else _text(header[:100])
 
 
 def _extended(content: bytes) -> dict[str, str]:
-  """The records 'LENGTH KEY=VALUE\\n' of pax headers."""
+  """The content of a pax header: records 'LENGTH KEY=VALUE\\n'."""
   found = {}
   while content.strip(b'\0'):
     length, _, _ = content.partition(b' ')
@@ -131,12 +131,12 @@ def _extended(content: bytes) -> dict[str, str]:
 
 
 def name_at(descriptor: int, head: int) -> str:
-  """The name of the file whose headers begin there."""
+  """The name of the file whose headers begin at byte `head`."""
   return next(members(descriptor, os.fstat(descriptor).st_size, head)).name
 
 
 def scan(shard: Shard) -> Index:
-  """Finds the samples of a shard: files with the same name up to the first dot. Of two equal names, the last counts."""
+  """Finds the samples of a shard: files with the same name up to the first dot. The last of duplicate names is used."""
   samples: dict[str, dict[str, Member]] = {}
   problem = ''
   rows, labels = [], []
@@ -166,7 +166,7 @@ def scan(shard: Shard) -> Index:
 
 
 def _describe(descriptor: int, sample: Mapping[str, Member]) -> tuple[Member | None, int, str]:
-  """(the file with the captions, its kind, the label) of a sample, from its .txt, .cls and .json."""
+  """(file with the captions, its kind, label) of a sample, from its .txt, .cls and .json."""
 
   def content(suffix: str) -> bytes | None:
     member = sample.get(suffix)
@@ -180,7 +180,7 @@ def _describe(descriptor: int, sample: Mapping[str, Member]) -> tuple[Member | N
       label = label or _named(known)
       has_text = bool(captions(known))
     except ValueError:
-      has_text = True  # damaged: reading the text will raise an error
+      has_text = True  # damaged: reading the captions will raise an error
     if text is None and has_text:
       text, kind = sample['.json'], JSON
   if text and text.size > LONGEST_TEXT:
@@ -189,7 +189,7 @@ def _describe(descriptor: int, sample: Mapping[str, Member]) -> tuple[Member | N
 
 
 def _label(content: bytes | None) -> str:
-  """The label in a .cls."""
+  """The label in a .cls file, or ''."""
   try:
     return _known((content or b'').decode().strip())
   except UnicodeDecodeError:
@@ -197,7 +197,7 @@ def _label(content: bytes | None) -> str:
 
 
 def _named(known: Mapping[str, Any]) -> str:
-  """The label in a .json."""
+  """The label in the content of a .json file, or ''."""
   for key in ('label', 'class_name'):
     value = known.get(key)
     if isinstance(value, int | str) and not isinstance(value, bool) and str(value).strip():
@@ -206,12 +206,12 @@ def _named(known: Mapping[str, Any]) -> str:
 
 
 def _known(label: str) -> str:
-  """A number or the name of a class; negative numbers are those of unlabeled images."""
+  """The label, or '' if it is a negative number, which marks an unlabeled image."""
   return '' if label.startswith('-') and label[1:].isdecimal() else label
 
 
 def parse(text: bytes) -> Mapping[str, Any]:
-  """The content of a .json. Raises a ValueError."""
+  """The content of a .json file. Raises a ValueError if it is not a JSON object."""
   try:
     known = json.loads(text.decode('utf-8-sig'))
   except RecursionError:
@@ -222,7 +222,7 @@ def parse(text: bytes) -> Mapping[str, Any]:
 
 
 def captions(known: Mapping[str, Any]) -> tuple[str, ...]:
-  """The captions in the content of a .json: a text or a list of texts.
+  """The captions in the content of a .json file: a string or a list of strings.
 
   >>> captions({'caption': 'a red circle', 'width': 32})
   ('a red circle',)
@@ -233,7 +233,7 @@ def captions(known: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def stored(shard: Shard) -> Index | None:
-  """The stored index of a shard that has not changed since."""
+  """The stored index of a shard; None if there is none or the shard has changed."""
   for file in _places(shard):
     with contextlib.suppress(*BROKEN_ARCHIVE):
       found = read_npz(file, ('items', 'codes', 'texts', 'stamp'))
@@ -244,7 +244,7 @@ def stored(shard: Shard) -> Index | None:
 
 
 def make(shard: Shard) -> Index:
-  """Scans a shard and stores its index: beside the shard or, where that is not allowed, in the user's cache."""
+  """Scans a shard and stores its index next to the shard or, if that is not writable, in the user's cache folder."""
   index = scan(shard)
   texts = np.frombuffer(json.dumps([*index.names, index.problem]).encode(), np.uint8)
   stamp = np.array([VERSION, shard.size, shard.mtime], np.int64)

@@ -1,8 +1,7 @@
-"""Images, with or without text, in tar shards as WebDataset writes them: KEY.jpg, KEY.txt, KEY.cls, KEY.json.
+"""Images, with or without text, in tar shards in the WebDataset layout: KEY.jpg, KEY.txt, KEY.cls, KEY.json.
 
-A tar file is not compressed: one scan of its headers tells where everything is, and images are then read in any order.
-The order of an epoch, resuming, workers and processes are therefore those of the pipeline. Nothing is extracted and no
-link is followed.
+Tar files are not compressed: after one scan of the headers, images can be read in any order. Shuffling, resuming and
+multiple processes therefore work as for any other source. Nothing is extracted, and links are not followed.
 """
 
 import functools
@@ -26,12 +25,12 @@ OPEN = 64  # shards that a process keeps open
 
 
 class Tar(Source):
-  """Items are places in shards (`tar_index.ITEM`)."""
+  """An item is the location of an image in a shard (`tar_index.ITEM`)."""
 
   def __init__(self, items: np.ndarray, *more: Any, files: Sequence[Shard], **named: Any):
     super().__init__(items, *more, **named)
     self.files = tuple(files)
-    self._has_text = bool(items['kind'].any())  # of all shards: in a subset, a missing text is still missing
+    self._has_text = bool(items['kind'].any())  # of the whole source: `subset` keeps this value
 
   def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
     return [functools.partial(self._open, k) for k in positions]
@@ -81,7 +80,7 @@ class Tar(Source):
 
 
 class _Opened:
-  """An open shard. It is closed with the last reference to it, so never while a method runs in another thread."""
+  """An open shard. It is closed with its last reference, and so never while another thread reads it."""
 
   def __init__(self, shard: Shard):
     self.number = os.open(shard.path, os.O_RDONLY)
@@ -106,7 +105,7 @@ _opened = functools.lru_cache(maxsize=OPEN)(_Opened)
 
 
 def load(data: Mapping[str, Any], split: str) -> Tar:
-  """The images in the shards of a split. Labels are numbers or names of classes, if every image has one."""
+  """The images in the shards of a split. Labels (class numbers or names) are used only if every image has one."""
   files = shards.find(data, split, '.tar')
   found = _indices(files)
   _report(data, files, found)
@@ -122,7 +121,7 @@ def load(data: Mapping[str, Any], split: str) -> Tar:
 
 
 def _indices(files: Sequence[Shard]) -> list[Index]:
-  with ThreadPoolExecutor(4 * THREADS) as pool:  # which wait for the storage
+  with ThreadPoolExecutor(4 * THREADS) as pool:  # the threads mostly wait for storage
     stored = list(pool.map(tar_index.stored, files))
     if missing := stored.count(None):
       print(f'scans {missing:,} shards, once: {os.path.dirname(files[0].path)}', file=sys.stderr, flush=True)
@@ -130,7 +129,7 @@ def _indices(files: Sequence[Shard]) -> list[Index]:
 
 
 def _report(data: Mapping[str, Any], files: Sequence[Shard], found: Sequence[Index]) -> None:
-  """An error for the first damaged shard, or a line for each (data.broken=skip)."""
+  """Raises an error for the first damaged shard or, with data.broken=skip, prints a line for each."""
   for file, index in zip(files, found, strict=True):
     if index.problem and data['broken'] == 'error':
       raise ValueError(
@@ -144,10 +143,10 @@ def _report(data: Mapping[str, Any], files: Sequence[Shard], found: Sequence[Ind
 def _labels(
   data: Mapping[str, Any], split: str, files: Sequence[Shard], found: Sequence[Index]
 ) -> tuple[np.ndarray | None, Sequence[str]]:
-  """(int32 [N], names of the classes); (None, ()) unless every image has a label.
+  """(int32 [N], class names); (None, ()) unless every image has a label.
 
-  Labels that are numbers stay what they are, with the names of `classnames.txt` if there is one. Others are numbered in
-  the order of the sorted names of both splits.
+  Numeric labels are kept, with class names from `classnames.txt` if it exists. Otherwise, classes are numbered by the
+  sorted class names of both splits.
   """
   codes = [index.codes for index in found]
   without = sum(int((code < 0).sum()) for code in codes)
@@ -185,7 +184,7 @@ def _class_names(path: str, largest: int) -> Sequence[str]:
 
 
 def _names_of_other(data: Mapping[str, Any], split: str) -> set[str]:
-  """The names of the classes of the other split, if there is one."""
+  """The class names of the other split, if it exists."""
   if data['train_split'] == data['test_split']:
     return set()
   try:

@@ -1,4 +1,4 @@
-"""Images from tfds sets prepared as array_record files. Reading them needs neither TensorFlow nor a network."""
+"""Images from tfds datasets prepared as array_record files. Reading them needs neither TensorFlow nor a network."""
 
 import functools
 import io
@@ -16,10 +16,10 @@ from ssl_jax.registry import nearest
 
 
 class Tfds(sources.Source):
-  """Items are record numbers of a prepared tfds set. Labels are part of the records and are read on first use."""
+  """Items are record numbers of a prepared tfds dataset. Labels are stored in the records and read on first use."""
 
   _labels: np.ndarray | None
-  label_names: Sequence[str] = ()  # of a set of several labels per image
+  label_names: Sequence[str] = ()  # class names of a multi-label dataset
 
   def __init__(
     self, records: Any, split: str, has_labels: bool, class_names: Sequence[str], broken: str, files: Sequence[Any] = ()
@@ -61,7 +61,7 @@ class Tfds(sources.Source):
     return sources.digest_of([*stored, self.items.astype(np.int64).tobytes().hex()])
 
   def several(self) -> list[list[str]] | None:
-    """From the feature `labels`, a sequence of classes, such as that of VOC."""
+    """Labels from the feature `labels`, a sequence of classes, as in VOC."""
     if not self.label_names:
       return None
     found = []
@@ -71,12 +71,12 @@ class Tfds(sources.Source):
     return found
 
   def identities(self) -> list[Hashable]:
-    """(file, number within it): parts of a split, such as train[:50%], start at a record of their own."""
+    """(file, record number in the file), also for parts of a split that start later, such as train[50%:]."""
     stored = [(file, skip + k) for file, skip, count in self._files for k in range(count)]
     return [stored[k] for k in self.items]
 
   def _examples(self, positions: Sequence[int] | np.ndarray) -> list[Mapping[str, Any]]:
-    # Raw records and Pillow take 7 s for the 50,000 images of CIFAR; decoding by tfds takes 27 s.
+    # Raw records and Pillow take 7 s for the 50,000 images of CIFAR. Decoding by tfds takes 27 s.
     from tensorflow_datasets.proto import tf_example_pb2
 
     records = self._records.__getitems__(self.items[positions].tolist())
@@ -84,12 +84,12 @@ class Tfds(sources.Source):
 
 
 def data_dir(path: str) -> pathlib.Path:
-  """The folder of prepared sets: `data.path`, or the default of tfds if it is empty."""
+  """The folder of prepared datasets: `data.path`, or the default of tfds if it is empty."""
   return pathlib.Path(path or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets').expanduser()
 
 
 def import_tfds() -> Any:
-  """The module tensorflow_datasets, which only the extra `tfds` installs."""
+  """The module tensorflow_datasets, which is an optional dependency (extra `tfds`)."""
   try:
     import tensorflow_datasets
   except ModuleNotFoundError:
@@ -98,7 +98,7 @@ def import_tfds() -> Any:
 
 
 def load(data: Mapping[str, Any], split: str) -> Tfds:
-  """The split 'train' or 'test' of the prepared set `data.name` in `data.path` (default: the tfds data folder)."""
+  """The split 'train' or 'test' of the prepared dataset `data.name` in `data.path` (default: the tfds data folder)."""
   tfds = import_tfds()
   from tensorflow_datasets.core.decode import DeserializeMethod
 
@@ -131,7 +131,7 @@ def load(data: Mapping[str, Any], split: str) -> Tfds:
 
 
 def _prepared(data: Mapping[str, Any], root: pathlib.Path) -> pathlib.Path:
-  """The folder of a prepared set. tfds itself would ask the network for a set that is missing."""
+  """The folder of a prepared dataset. Not left to tfds, which would look for a missing dataset online."""
   name, _, version = data['name'].partition(':')
 
   def versions(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -161,14 +161,14 @@ def _raise_unprepared(data: Mapping[str, Any], root: pathlib.Path) -> NoReturn:
     )
   there = f' (there: {", ".join(prepared)})' if prepared else ''
   manual = ''
-  if tfds.builder_cls(plain).MANUAL_DOWNLOAD_INSTRUCTIONS:  # ImageNet, for one, needs an account
+  if tfds.builder_cls(plain).MANUAL_DOWNLOAD_INSTRUCTIONS:  # ImageNet, for example, needs an account
     files = 'ILSVRC2012_img_{train,val}.tar' if plain == 'imagenet2012' else 'the archives of the set'
     manual = f'put {files} into {root}/downloads/manual, then '
   raise ValueError(f'data.name = {name!r} is not prepared in {root}{there}: {manual}run {_prepare(name, data["path"])}')
 
 
 def _prepare(name: str, path: str) -> str:
-  """The command that prepares a set in `data.path`."""
+  """The command that prepares a dataset in `data.path`."""
   if name in archives.PUBLISHED:
     return archives.command(name, path)
   return (

@@ -1,4 +1,4 @@
-"""Text as token ids by a tokenizer.json of Hugging Face: CLIP's, SigLIP's, GPT-2's, BERT's, ..."""
+"""Tokenizes text with a tokenizer.json of Hugging Face, such as that of CLIP, SigLIP, GPT-2 or BERT."""
 
 import functools
 import hashlib
@@ -14,7 +14,7 @@ from ssl_jax.models.bert import PAD
 
 
 class Tokenizer(Vocabulary):
-  """The pieces and rules of a tokenizer.json."""
+  """The vocabulary and rules of a tokenizer.json."""
 
   def __init__(self, text: str, where: str):
     self.text, self.where = text, where
@@ -50,7 +50,7 @@ class Tokenizer(Vocabulary):
 
   @functools.cached_property
   def pieces(self) -> tuple[str, ...]:  # type: ignore[override]
-    """The pieces by number; numbers between them have none."""
+    """The pieces by token id; '' for unused ids."""
     found = [''] * len(self)
     for piece, number in self._rules.get_vocab().items():
       found[number] = piece
@@ -63,7 +63,7 @@ class Tokenizer(Vocabulary):
     return Tokenizer, (self.text, self.where)
 
   def encode(self, lines: Sequence[str], length: int) -> np.ndarray:
-    """The tokens of each text, with those that begin and end it, as far as they fit, then `PAD`.  -> int32 [n, T]"""
+    """The tokens of each text, with special tokens, truncated or padded with `PAD` to `length`.  -> int32 [n, T]"""
     tokens = np.full((len(lines), length), PAD, np.int32)
     self._rules.enable_truncation(length)
     for row, found in zip(tokens, self._rules.encode_batch_fast(list(lines)), strict=True):

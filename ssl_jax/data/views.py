@@ -1,4 +1,4 @@
-"""The views that a config asks for: augmentation settings, crops on the host, and the view that evaluations see."""
+"""The views of a config: augmentation settings, crops on the host, and the view for evaluations."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,17 +14,17 @@ View = Callable[[jax.Array, Any], jax.Array]
 
 
 class Views(NamedTuple):
-  """How an example becomes what the encoder sees."""
+  """The functions that turn an example into inputs of the encoder."""
 
-  training: list[View]  # one (key, example) -> view per view, small crops last
-  shown: Callable[[jax.Array], jax.Array]  # example -> what evaluations show the encoder
-  to_pixels: Callable[[Any], np.ndarray] | None  # a view -> uint8 image, for pictures; sentences have none
+  training: list[View]  # one function (key, example) -> view for each view, small crops last
+  shown: Callable[[jax.Array], jax.Array]  # example -> view for evaluations
+  to_pixels: Callable[[Any], np.ndarray] | None  # view -> uint8 image, for figures; None for sentences
 
 
 def augment_settings(config: ConfigDict) -> tuple[dict[str, Any], dict[str, Any]]:
-  """The preset that `augment` names with the config's changes: for the first view, and for every second one.
+  """The settings of the 1st, 3rd, ... view (`augment`), and of the 2nd, 4th, ... view (with `augment_other`).
 
-  Views have the size of `data.image_size`, as the images of evaluations do, unless `augment.size` is smaller.
+  Views have the size `data.image_size`, like the images of evaluations, unless `augment.size` is smaller.
   """
   changes = dict(config.augment)
   name = changes.pop('name')
@@ -42,7 +42,7 @@ def augment_settings(config: ConfigDict) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def image_views(config: ConfigDict, on_device: bool) -> Views:
-  """The views of images; `on_device` is False where the host crops."""
+  """The views of images. `on_device` is False if the host crops."""
   settings, other = (s | ({} if on_device else dict(crop=False)) for s in augment_settings(config))
   if on_device and not (settings['crop'] and other['crop']):
     larger = config.data.stored_size if resolve.stored_size(config) != config.data.image_size else 0
@@ -74,7 +74,7 @@ def host_batches(
 ) -> pipeline.Batches:
   """This process's part of each batch, decoded and cropped on the host for `views` views and `small` small crops.
 
-  With `captions`, the tokens of one caption of each image come last.
+  With `captions`, the tokens of one caption per image come last.
   """
   first, other = (
     pipeline.Crop(s['size'], s['crop_scale'] if s['crop'] else None, s['crop_ratio'], s['interpolation'])

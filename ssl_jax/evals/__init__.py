@@ -1,1 +1,1 @@
-"""How good a representation is: features are extracted once, then every evaluation uses them. Nothing is drawn here."""
+"""Evaluation of representations. Features are extracted once and shared by all evaluations. Nothing is plotted here."""

@@ -1,4 +1,4 @@
-"""Checks of features and labels that all evaluations share, made before anything is compiled."""
+"""Validation of features, labels and scores, shared by all evaluations."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def _all_finite(x):
 
 
 def features(name: str, x: ArrayLike) -> jax.Array:
-  """Finite features [n, d] in float32, on the device."""
+  """Checks features [n, d] and returns them as float32 on the device."""
   if np.ndim(x) != 2 or 0 in np.shape(x):
     raise ValueError(f'{name}: shape {np.shape(x)}, expected [examples, dimensions] and at least one of each')
   x = jnp.asarray(x, jnp.float32)
@@ -28,7 +28,7 @@ def features(name: str, x: ArrayLike) -> jax.Array:
 
 
 def views(name: str, x: ArrayLike) -> jax.Array:
-  """Finite features [v, n, d] of v views, in float32, on the device."""
+  """Checks the features [v, n, d] of v views and returns them as float32 on the device."""
   if np.ndim(x) != 3 or 0 in np.shape(x):
     raise ValueError(f'{name}: shape {np.shape(x)}, expected [views, examples, dimensions]')
   v, n, d = np.shape(x)
@@ -36,7 +36,7 @@ def views(name: str, x: ArrayLike) -> jax.Array:
 
 
 def two(name: str, x: ArrayLike, other_name: str, other: ArrayLike) -> tuple[jax.Array, jax.Array]:
-  """Finite features of the same shape.  [n, d], [n, d]"""
+  """Checks that two feature arrays have the same shape, and returns both.  [n, d], [n, d]"""
   x, other = features(name, x), features(other_name, other)
   if x.shape != other.shape:
     raise ValueError(f'{other_name}: shape {other.shape}, expected {x.shape}, that of {name}')
@@ -44,13 +44,13 @@ def two(name: str, x: ArrayLike, other_name: str, other: ArrayLike) -> tuple[jax
 
 
 def finite(name: str, scores: Any, fix: str) -> None:
-  """Raises unless every score is finite: the class with the highest score is otherwise an accident."""
+  """Raises if a score is not finite, because the predicted class would then be arbitrary."""
   if not np.isfinite(scores).all():
     raise ValueError(f'{name}: holds NaN or infinity, so nothing can be said about them; {fix}')
 
 
 def labels(name: str, y: ArrayLike | None, examples: int, *, classes: int = 2) -> np.ndarray:
-  """Labels [examples] of at least `classes` different classes, as int32 on the host."""
+  """Checks labels [examples] of at least `classes` different classes and returns them as int32 on the host."""
   if y is None:
     raise ValueError(f'{name}: None; this evaluation needs a label for each example')
   y = np.asarray(y)
@@ -73,7 +73,7 @@ def seen(name: str, y: np.ndarray, train_name: str, train: np.ndarray) -> None:
 
 
 def same_width(name: str, x: jax.Array, other_name: str, other: jax.Array) -> None:
-  """Raises unless both have the same number of dimensions."""
+  """Raises unless both arrays have the same feature dimension."""
   if x.shape[1] != other.shape[1]:
     raise ValueError(
       f'{name}: {x.shape[1]} dimensions, but {other_name} has {other.shape[1]}; use one encoder for both'

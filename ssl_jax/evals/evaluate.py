@@ -1,4 +1,4 @@
-"""Entry points: evaluates the newest checkpoint of a workdir, or features from a file."""
+"""Entry points: evaluate the newest checkpoint of a workdir, or features from a file."""
 
 import pathlib
 import zipfile
@@ -18,27 +18,27 @@ from ssl_jax.run.state import State
 from ssl_jax.workdir import files, metric_log
 from ssl_jax.workdir.checkpoints import Checkpoints
 
-# The arrays of an .npz file of features.
+# The arrays that an .npz file of features must contain.
 KEYS = ('train_features', 'train_labels', 'test_features', 'test_labels')
 
 
 class Evaluator(Protocol):
-  """What every evaluator offers. Evaluators draw nothing: `reporting.neighbours` draws what `neighbours` returns."""
+  """The interface of an evaluator. Evaluators do not plot: `reporting.neighbours` draws what `neighbours` returns."""
 
   run: builder.Run
   sources: dict[str, Source]  # the images by split; empty for sentences
 
   def scores(self, state: State) -> dict[str, float]:
-    """The quick scores that are logged during training; the state is on the devices."""
+    """Quick scores that are logged during training. The state is on the devices."""
 
   def at_start(self, state: State) -> dict[str, float]:
-    """`scores` and baselines before training; the state is on the host."""
+    """`scores` and baselines before training. The state is on the host."""
 
   def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
-    """Every evaluation that the config names, written to evaluation.json; the state is on the host."""
+    """Runs every evaluation enabled in the config and writes evaluation.json. The state is on the host."""
 
   def neighbours(self) -> Any:
-    """Some test examples and their nearest neighbours, by the features of the latest `scores` or `evaluate`."""
+    """Some test examples and their nearest neighbors. Call `scores` or `evaluate` first."""
 
 
 EVALUATORS: dict[str, Callable[[builder.Run], Evaluator]] = {
@@ -54,10 +54,10 @@ def evaluator_of(run: builder.Run) -> Evaluator:
 
 
 def evaluate(config: ConfigDict, workdir: str) -> dict:
-  """Evaluates a workdir's newest checkpoint: the numbers go to evaluation.json, arrays for figures to evaluation.npz.
+  """Evaluates the newest checkpoint of a workdir. Writes evaluation.json (numbers) and evaluation.npz (figure data).
 
-  On another set (`eval.data.name`) these are evaluation_NAME.json and .npz, and those of the run are kept. Without a
-  checkpoint, `init` must name the weights to evaluate: a file, or 'random'.
+  On another dataset (`eval.data.name`), the files are evaluation_NAME.json and .npz, so that nothing is overwritten.
+  If there is no checkpoint, `init` must name the weights to evaluate: a file, or 'random'.
   """
   settings.check(config.eval)
   if config.eval.file:
@@ -73,16 +73,16 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
     state = checkpoints.restore(state)
   elif not config.init:
     raise ValueError(f'--workdir={str(workdir)!r} has no checkpoint yet: train first')
-  else:  # config.json says which weights were evaluated
+  else:  # record in config.json which weights were evaluated
     files.claim(workdir, config.to_dict())
   checkpoints.close()
   return evaluator.evaluate(state, workdir)
 
 
 def evaluate_features(path: str, workdir: str, choices: Mapping) -> dict:
-  """Evaluates features of any encoder: an .npz file with features [n, d] and labels [n] of both splits (`KEYS`).
+  """Evaluates features of any encoder, from an .npz file with features [n, d] and labels [n] of both splits (`KEYS`).
 
-  `choices` is the config section `eval`. The results go to a workdir that does not hold a run.
+  `choices` is the config section `eval`. `workdir` must not contain a run.
   """
   if (pathlib.Path(workdir).expanduser() / 'config.json').exists():
     raise ValueError(f'--workdir={str(workdir)!r} holds a run: give another directory for the results of eval.file')

@@ -1,4 +1,4 @@
-"""Features of a whole source, computed on all devices and extracted once for all evaluations."""
+"""Extraction of the features of a whole data source, on all devices, once for all evaluations."""
 
 import functools
 import hashlib
@@ -23,12 +23,12 @@ from ssl_jax.methods import Method
 from ssl_jax.run.devices import Devices
 from ssl_jax.run.update import Augment, example_keys, make_views
 
-# The layers that have features, in the order of a report.
+# The layers whose outputs are evaluated, in the order of the report.
 LAYERS = ('backbone', 'projector')
 
 
 def image_size(config: ConfigDict) -> int:
-  """Pixels per side of the images that evaluations read; the encoder sees the centre `eval.crop` of them."""
+  """Side length, in pixels, of the images that evaluations read, before the center crop (`eval.crop`)."""
   return round(config.data.image_size / config.eval.crop)
 
 
@@ -40,14 +40,14 @@ def extractor(
   *,
   around: Callable[[jax.Array], list[jax.Array]] | None = None,
 ) -> Callable:
-  """(params, batch_stats, examples [b, ...], positions [b]) -> features of `layers`, on all devices.
+  """Returns (params, batch_stats, examples [b, ...], positions [b]) -> features of `layers`, on all devices.
 
-  `features` is that of the method, and `shown` maps one stored example to the input of the encoder. If given, `around`
-  maps inputs [b, ...] to a list of such arrays, and features are the mean of the unit vectors of them all.
+  `features` is the method's feature function. `shown` maps one stored example to an encoder input. If given, `around`
+  maps inputs [b, ...] to a list of variants, each [b, ...]; the features are then the mean of their unit vectors.
   """
 
   def apply(params, stats, examples, positions):
-    del positions  # only augmentation depends on them
+    del positions  # only augmentation uses them
     inputs = jax.vmap(shown)(examples)
     several = around(inputs) if around else []
     found = features(params, stats, jnp.concatenate(several) if around else inputs)
@@ -58,7 +58,7 @@ def extractor(
 
 
 def around_image(choice: Mapping, pixels: int) -> Callable[[jax.Array], list[jax.Array]] | None:
-  """What `extractor` averages over, by `eval` of a config: a grid of crops, mirror images; None for neither.
+  """The argument `around` of `extractor`, from the config section `eval`: a grid of crops, mirror images, or None.
 
   Crops are resized to `pixels` per side.
   """
@@ -69,7 +69,7 @@ def around_image(choice: Mapping, pixels: int) -> Callable[[jax.Array], list[jax
     size, count = images.shape[1], choice['patches']
     side = max(1, round(choice['patch'] * size))
     places = [round(place) for place in np.linspace(0, size - side, count)] if count > 1 else [(size - side) // 2]
-    resize = functools.partial(image_ops.crop_and_resize, size=pixels, clip=False)  # the images are normalised
+    resize = functools.partial(image_ops.crop_and_resize, size=pixels, clip=False)  # the images are normalized
     crop = lambda top, left: jax.vmap(lambda x: resize(x, top, left, side, side))(images)
     found = [crop(*place) for place in itertools.product(places, places)] if count else [images]
     return found + ([x[:, :, ::-1] for x in found] if choice['flip'] else [])
@@ -78,7 +78,7 @@ def around_image(choice: Mapping, pixels: int) -> Callable[[jax.Array], list[jax
 
 
 def view_extractor(method: Method, augments: list[Augment], devices: Devices, *, seed: int) -> Callable:
-  """Like `extractor`, for one view per augmentation: features [b, views, d]. Random keys depend on the positions."""
+  """Like `extractor`, with one view per augmentation: features [b, views, d]. Random keys depend on the positions."""
 
   def apply(params, stats, images, positions):
     views = make_views(augments, example_keys(seed, jnp.int32(0), positions), images)
@@ -98,9 +98,9 @@ def extract(
   size: int,
   batch_size: int,
 ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
-  """({'backbone': [N, D], 'projector': [N, P]}, labels [N]) of a source, without the broken images that are skipped.
+  """Features {'backbone': [N, D], 'projector': [N, P]} and labels [N] of a source, without skipped (broken) images.
 
-  `apply` comes from `extractor` or `view_extractor`. Each process computes its share, and all return all features.
+  `apply` comes from `extractor` or `view_extractor`. Each process computes its share; all processes return everything.
   """
   processes, local = jax.process_count(), len(devices.local)
   share = -(-len(source) // processes)
@@ -112,7 +112,7 @@ def extract(
       images = np.concatenate([images, np.zeros((batch_size - count, *images.shape[1:]), images.dtype)])
     places = np.resize(found, batch_size).astype(np.int32)
     ready, waiting = waiting, (apply(params, batch_stats, *devices.shard((images, places))), count, found)
-    if ready:  # copied back while the batch just dispatched is computed
+    if ready:  # copy the previous batch back while the device computes this one
       parts.append(_fetch(devices, *ready))
   assert waiting is not None  # a source is not empty
   parts.append(_fetch(devices, *waiting))
@@ -120,7 +120,7 @@ def extract(
   if processes > 1:
     features, found = multihost_utils.process_allgather((features, found), tiled=True)
   read = found[: len(source)] == np.arange(len(source))  # False if another image replaced a broken one
-  source.skipped.update(np.flatnonzero(~read).tolist())  # including those that other processes met
+  source.skipped.update(np.flatnonzero(~read).tolist())  # including those that other processes skipped
   for layer, x in features.items():
     check.finite(f'features of the {layer}', x, 'the weights have diverged: use an earlier checkpoint')
   chosen = slice(len(source)) if read.all() else np.flatnonzero(read)  # a slice makes no copy
@@ -135,7 +135,7 @@ def _batches(source, positions, size, batch_size) -> Iterator[tuple[np.ndarray, 
 
 
 def squares(source: sources.Source, positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-  """Images uint8 [b, size, size, 3], and the positions that were read, which differ if a broken image was skipped."""
+  """Images uint8 [b, size, size, 3] and the positions that were read: a broken image is replaced by a later one."""
   if source.ready(size):
     return source.items[positions], positions
   read = lambda k: source.first_readable(int(k), lambda image: sources.square(image, size))
@@ -149,9 +149,9 @@ def _fetch(devices, features, count, found):
 
 
 def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
-  """A file name for features, which depends on the settings, the weights and the images alone.
+  """A file name for features: a hash of the settings, the weights, the images and their labels.
 
-  Images in memory are hashed pixel by pixel; others would all have to be read, so their paths or names are hashed.
+  Images in memory are hashed by their pixels. Others are hashed by path or position in a file, without reading them.
   """
   found = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=10)
   for path, leaf in jax.tree_util.tree_leaves_with_path(weights):
@@ -160,7 +160,7 @@ def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
   for source in data:
     items = np.asarray(source.items)
     found.update(str((items.shape, items.dtype)).encode())
-    # The bytes of an array of objects, such as the paths of a folder, are memory addresses.
+    # The bytes of an object array, such as the paths of a folder, are memory addresses, so its text is hashed.
     found.update('\0'.join(map(str, items)).encode() if items.dtype == object else np.ascontiguousarray(items).data)
     if source.labels is not None:
       found.update(np.ascontiguousarray(source.labels).tobytes())
@@ -168,9 +168,9 @@ def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
 
 
 def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  """The arrays of `folder`/`name`.npz; if there is no such file, computes and stores them, and removes other files.
+  """Reads `folder`/`name`.npz. If there is no such file, computes and stores the arrays and deletes other .npz files.
 
-  With several processes they are always computed: all processes must act alike, and may not share a disk.
+  Several processes always compute the arrays: they must all do the same, and they may not share a disk.
   """
   file = folder / f'{name}.npz'
   if jax.process_count() > 1:

@@ -1,17 +1,17 @@
-"""Few-shot classification with an encoder by the protocol of ELEVATER (Li et al. 2022), as CACR's Table 6 uses it.
+"""Few-shot classification with an encoder, by the protocol of ELEVATER (Li et al. 2022) that CACR's Table 6 uses.
 
-A few training images per class are drawn, the shots. Learning rate and weight decay are chosen on a fifth of them, held
-out, and the classifier is then trained on all of them:
+A few training images per class, the shots, are drawn. A fifth of them is held out to choose the learning rate and the
+weight decay. The classifier is then trained on all shots.
 
-- a head of batch norm without scale and bias and a linear layer is trained alone (linear probing), or with the encoder
-  (fine-tuning), on images without augmentation;
-- SGD with Nesterov momentum 0.9 at a constant learning rate, batches of 32, weight decay of every parameter as an L2
-  term; cross-entropy, or binary cross-entropy in a set of several labels per image;
-- for each learning rate, seven weight decays, then a search of ever smaller steps around the best. Each candidate is
-  trained for 10 epochs and scored by the metric of the set, and the best is trained for 50.
+- The head is batch norm without scale and bias, followed by a linear layer. It is trained alone (linear probing) or
+  with the encoder (fine-tuning), on images without augmentation.
+- The optimizer is SGD with Nesterov momentum 0.9, a constant learning rate, batches of 32, and weight decay of every
+  parameter as an L2 term. The loss is cross-entropy, or binary cross-entropy if images have several labels.
+- For each learning rate, seven weight decays are tried, then others around the best one in ever smaller steps. Each
+  candidate is trained for 10 epochs and scored by the metric of the dataset. The best one is trained for 50 epochs.
 
-The toolkit of ELEVATER reports the best epoch on the test images, and scores candidates at their best epoch; here it is
-the last epoch everywhere. All batches of an epoch have the same size, so up to one image per batch is left out.
+ELEVATER's toolkit scores candidates at their best epoch and reports the best epoch on the test images. This code always
+uses the last epoch. All batches of an epoch have the same size, so up to one image per batch is left out.
 """
 
 import dataclasses
@@ -42,17 +42,17 @@ class Protocol:
   epochs: int = 50
   batch: int = 32
   learning_rates: tuple[float, ...] = tuple(10.0**power for power in range(-6, 0))
-  decays: tuple[float, float, int] = (-6.0, 6.0, 97)  # the grid: from 10^low to 10^high, and how many
-  first: int = 16  # of the grid, the distance between the weight decays that are tried first
-  then: tuple[int, ...] = (8, 4, 2, 1)  # steps to both sides of the best so far, tried in turn
+  decays: tuple[float, float, int] = (-6.0, 6.0, 97)  # the grid: from 10^low to 10^high, number of values
+  first: int = 16  # stride in the grid of the weight decays that are tried first
+  then: tuple[int, ...] = (8, 4, 2, 1)  # later strides: each tries both sides of the best so far
 
   def grid(self) -> np.ndarray:
-    """The weight decays, in order."""
+    """All weight decays, in increasing order."""
     return np.logspace(*self.decays)
 
 
 class Chosen(NamedTuple):
-  """The hyper-parameters that the held-out shots chose."""
+  """The hyperparameters with the best score on the held-out shots."""
 
   learning_rate: float
   weight_decay: float
@@ -62,21 +62,21 @@ class Chosen(NamedTuple):
 def draw(targets: np.ndarray, shots: int, seed: int) -> np.ndarray:
   """Sorted positions of `shots` random examples per class, or all of a class that has fewer.  [n] or [n, c] -> [m]
 
-  In a set of several labels per image, images are drawn until every class has enough of them.
+  If images have several labels, they are drawn until every class has enough of them.
   """
   order = np.random.default_rng(seed).permutation(len(targets))
   return np.sort(order[_first(targets[order], lambda count: shots)])
 
 
 def held_out(targets: np.ndarray, share: float) -> np.ndarray:
-  """Which shots choose the hyper-parameters: at least one per class.  [n] or [n, c] -> bool [n]"""
+  """Which shots are held out to choose the hyperparameters: at least one per class.  [n] or [n, c] -> bool [n]"""
   kept = np.zeros(len(targets), bool)
   kept[_first(targets, lambda count: math.ceil(count * share))] = True
   return kept
 
 
 def _first(targets: np.ndarray, wanted: Callable[[int], int]) -> np.ndarray:
-  """Positions of the first examples that give each class, of `count` examples, the wanted number of them."""
+  """Positions of the first examples such that a class with `count` examples gets at least `wanted(count)` of them."""
   one_hot = targets if targets.ndim == 2 else targets[:, None] == np.arange(targets.max() + 1)[None, :]
   missing = np.array([wanted(int(count)) for count in one_hot.sum(axis=0)])
   chosen = []
@@ -88,12 +88,12 @@ def _first(targets: np.ndarray, wanted: Callable[[int], int]) -> np.ndarray:
 
 
 def search(protocol: Protocol, score: Callable[[Sequence[tuple[float, float]]], Sequence[float]]) -> Chosen:
-  """The best (learning rate, weight decay); of equals, the smallest learning rate, and its first decay.
+  """The best (learning rate, weight decay). Ties go to the first learning rate and to the decay that was tried first.
 
-  `score` takes pairs of them and returns what each reaches on the held-out shots.
+  `score` maps such pairs to their scores on the held-out shots.
   """
   grid, rates = protocol.grid(), protocol.learning_rates
-  best = {rate: (0, -1.0) for rate in rates}  # (place in the grid, score)
+  best = {rate: (0, -1.0) for rate in rates}  # (index in the grid, score)
 
   def try_all(places):
     tried = [(rate, place) for rate in rates for place in places(best[rate][0])]
@@ -105,7 +105,7 @@ def search(protocol: Protocol, score: Callable[[Sequence[tuple[float, float]]], 
   for step in protocol.then:
     near = lambda peak, step=step: [place for place in (peak - step, peak + step) if 0 <= place < len(grid)]
     try_all(near)
-  rate = max(rates, key=lambda rate: best[rate][1])  # the first of equals
+  rate = max(rates, key=lambda rate: best[rate][1])  # ties go to the first
   return Chosen(rate, float(grid[best[rate][0]]), best[rate][1])
 
 
@@ -126,10 +126,10 @@ class Model:
   """A classifier as pure functions of variables {'params': ..., 'batch_stats': ...}.
 
   Attributes:
-    start: seed -> the variables before training.
+    start: seed -> initial variables.
     apply: (variables, inputs, train) -> logits and, in training, the new running statistics.
     several: whether images have several labels.
-    together: whether candidates are trained at once, by `jax.vmap`; otherwise one after the other.
+    together: whether candidates are trained at once with `jax.vmap`; otherwise one after the other.
   """
 
   start: Callable[[int], Any]
@@ -139,7 +139,7 @@ class Model:
 
   @functools.cached_property
   def update(self) -> Callable:
-    """(state, rate, decay, inputs [b, ...], targets [b] or [b, c]) -> state, of one candidate or of several."""
+    """(state, rate, decay, inputs [b, ...], targets [b] or [b, c]) -> state, of one candidate or (`together`) all."""
 
     def update(state, rate, decay, inputs, targets):
       def loss(params):
@@ -157,7 +157,7 @@ class Model:
 
   @functools.cached_property
   def logits(self) -> Callable:
-    """(variables, inputs) -> [b, c], of one candidate or, if `together`, of several [s, b, c]."""
+    """(variables, inputs) -> [b, c] for one candidate or, if `together`, [s, b, c] for s candidates."""
     one = lambda variables, inputs: self.apply(variables, inputs, False)[0]
     return jax.jit(jax.vmap(one, in_axes=(0, None)) if self.together else one)
 
@@ -175,7 +175,7 @@ def on_features(width: int, classes: int, several: bool) -> Model:
 
 
 def on_encoder(encoder: nn.Module, variables: Any, shown: Callable, width: int, classes: int, several: bool) -> Model:
-  """A head on an encoder that is trained too: fine-tuning. Inputs are images uint8, which `shown` normalizes."""
+  """A head on an encoder, trained together: fine-tuning. Inputs are uint8 images, which `shown` normalizes."""
   head = Head(classes)
   stats = variables.get('batch_stats', {})
 
@@ -221,9 +221,9 @@ def train(
   batch: int,
   seed: int,
 ) -> list[Any]:
-  """The variables of each candidate (learning rate, weight decay) after training, on the device.
+  """Trains each candidate (learning rate, weight decay). Returns the variables, on the device.
 
-  If the model trains candidates together, the result is one tree with a leading axis.
+  If `model.together`, the list has a single tree, with a leading axis for the candidates.
   """
   count = -(-len(inputs) // batch)
   size = len(inputs) // count
@@ -245,7 +245,7 @@ def train(
 
 
 def predictions(model: Model, variables: Sequence[Any], inputs: np.ndarray, batch: int) -> list[np.ndarray]:
-  """Logits [n, c] of each candidate of `train`."""
+  """Logits [n, c] of each candidate, from the variables that `train` returns."""
   found = []
   for part in variables:
     blocks = []
@@ -261,7 +261,7 @@ def predictions(model: Model, variables: Sequence[Any], inputs: np.ndarray, batc
 def choose(
   model: Model, inputs: np.ndarray, targets: np.ndarray, metric: Callable, protocol: Protocol, seed: int
 ) -> Chosen:
-  """The hyper-parameters that are best on the held-out shots. A candidate that diverges scores 0."""
+  """The hyperparameters that are best on the held-out shots. A candidate that diverges scores 0."""
   out = held_out(targets, protocol.held_out)
 
   def score(candidates):

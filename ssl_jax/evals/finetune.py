@@ -1,6 +1,6 @@
-"""Training on labels with random crops and flips: the whole encoder, or a linear classifier on the frozen encoder.
+"""Supervised training with random crops and flips: fine-tuning, or a linear classifier on the frozen encoder.
 
-All labels are used, a share of each class, or a few per class.
+It uses all labels, a fraction of each class, or a few labels per class.
 """
 
 import collections
@@ -30,15 +30,15 @@ from ssl_jax.run.update import example_keys, scan_update
 
 @dataclasses.dataclass(frozen=True)
 class FineTuning(linear.Protocol):
-  """How the whole encoder is trained, with a linear classifier and class weights."""
+  """How the encoder and a linear classifier are trained together, with class weights."""
 
-  class_weights: tuple[float, ...] = ()  # in the order of the classes; (): `class_weights` of the labels
+  class_weights: tuple[float, ...] = ()  # one per class; (): those of the function `class_weights`
 
 
-# DySTreSS A.2. Momentum 0.9 and no weight decay are our choice, and so is a softmax for two classes.
+# DySTreSS A.2. Momentum 0.9, no weight decay, and a softmax also for two classes are our choices.
 FULL = FineTuning('DySTreSS A.2', 'sgd', 0.1, 128, 50, (30, 40), 0.1)
 
-# The labels that are used: all (None), a share of each class, or a number per class.
+# The labels that are used: all (None), a fraction of each class, or a number per class.
 LABELS = {'all': None, '10%': 0.1, '1%': 0.01, '5-shot': 5}
 CHOICES = ('', *LABELS, 'linear', *(f'linear {labels}' for labels in LABELS if labels != 'all'))  # of eval.finetune
 FROZEN_PROTOCOL = 'balanced_cifar'  # of a linear classifier with augmentation, if eval.linear names no protocol
@@ -52,7 +52,7 @@ def parse(choice: str) -> tuple[bool, str]:
 
 
 def chosen_labels(labels: np.ndarray, which: str, seed: int) -> np.ndarray:
-  """The sorted positions of the training images whose labels are used, which depend on the seed.  [n] -> [m]"""
+  """The sorted positions of the training images whose labels are used, drawn with the seed.  [n] -> [m]"""
   require_choice('labels', which, LABELS)
   amount = LABELS[which]
   if amount is None:
@@ -74,13 +74,13 @@ def class_weights(labels: np.ndarray, classes: int) -> np.ndarray:
 
 
 def require_weights(weights: Sequence[float], classes: int) -> None:
-  """Raises a ValueError if there are class weights, but not one for each class."""
+  """Raises a ValueError if class weights are given, but not one for each class."""
   holds = lambda given: len(given) in (0, classes)
   require('eval.class_weights', tuple(weights), holds, f'one number for each of the {classes} classes, or ()')
 
 
 def _crops_and_flips(config: ConfigDict, on_device: bool) -> Callable:
-  """The augmentation of training images: the run's crop and flip. The host crops images that are not on the device."""
+  """The run's augmentation, reduced to crops and flips. The host crops images that are not on the device."""
   plain = ConfigDict(config.to_dict())
   plain.augment.update({name: 0.0 for name in ALL_BUT_CROP_AND_FLIP})
   if 'size' in plain.augment:
@@ -90,7 +90,7 @@ def _crops_and_flips(config: ConfigDict, on_device: bool) -> Callable:
 
 
 def evaluate(run: Run, state: State, extracted: np.ndarray) -> dict:
-  """The training that `eval.finetune` names: {'finetune': percent, ...}. `extracted` as in `finetune`."""
+  """Runs the training selected by `eval.finetune`: {'finetune': percent, ...}. `extracted` is as in `finetune`."""
   choice = run.config.eval
   frozen, labels = parse(choice.finetune)
   settings = dict(labels=labels, seeds=choice.seeds)
@@ -116,7 +116,7 @@ class _Classifier:
   run: Run
   frozen: bool
   center: np.ndarray  # [d], subtracted from the features
-  scale: np.ndarray  # [], what they are then divided by
+  scale: np.ndarray  # [], divides the centered features
 
   def logits(self, params, stats, images, train: bool):
     """[b, H, W, 3] -> [b, classes] and the new running statistics"""
@@ -136,7 +136,7 @@ class _Classifier:
     return {'head': params['head']} if self.frozen else params
 
   def update(self, direction, augment, labels, weights, seed):
-    """(state, images, positions) -> (state, loss) on this device's part of the batch; `labels` are of all images."""
+    """Returns (state, images, positions) -> (state, loss) for this device's images. `labels` are for all images."""
 
     def update(state, images, positions):
       keys = example_keys(seed, state['step'], positions)
@@ -167,15 +167,15 @@ def finetune(
   extracted: np.ndarray | None = None,
   seeds: Sequence[int] = (0,),
 ) -> dict:
-  """Trains a classifier on a run's encoder, with or without the encoder, and tests it. The state is on the host.
+  """Trains a classifier on a run's encoder, fine-tuned or frozen, and tests it. The state is on the host.
 
   Args:
     labels: one of `LABELS`.
     protocol: optimizer, learning rate, batch size and epochs; those of linear classifiers are in `linear.PROTOCOLS`.
-    extracted: backbone features of the training images, in their order. If given, the encoder is frozen, and only the
-      linear classifier is trained, without class weights, on features centered and scaled by these as in `linear`.
-      Otherwise the encoder is trained too, with class weights.
-    seeds: of the labels, the initial classifier, the order of images and the augmentation.
+    extracted: backbone features of the training images, in order. If given, the encoder is frozen and only the linear
+      classifier is trained, without class weights. Its inputs are centered and scaled as in `linear`, with the
+      statistics of these features. If None, the encoder is trained too, with class weights.
+    seeds: for the choice of labels, the initial classifier, the order of images and the augmentation.
 
   Returns:
     'top1' and 'top5' in percent (means over seeds), 'top1_std', 'top1_seeds', and the settings; ready for JSON.
@@ -195,7 +195,7 @@ def finetune(
 
 
 def _one_seed(run: Run, state: State, train_labels, which, protocol, extracted, seed) -> tuple[np.ndarray, np.ndarray]:
-  """Whether each test image's class is the first, and among the first five.  -> bool [m], bool [m]"""
+  """Whether each test image is classified correctly, by top-1 and by top-5.  -> bool [m], bool [m]"""
   config, devices = run.config, run.devices
   chosen = chosen_labels(train_labels, which, seed)
   classes = int(train_labels.max()) + 1
@@ -216,7 +216,7 @@ def _one_seed(run: Run, state: State, train_labels, which, protocol, extracted, 
 
 
 def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, seed) -> tuple[_Classifier, dict]:
-  """The classifier, and its parameters and running statistics on the devices."""
+  """Trains a classifier. Returns it and its state (parameters, running statistics, ...) on the devices."""
   config, devices = run.config, run.devices
   in_memory = source.ready(stored_size(config)) and fits(config, source)
   augment = _crops_and_flips(config, in_memory)
@@ -242,7 +242,7 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, s
   batch = min(protocol.batch, len(source)) // count * count
   if not batch:
     raise ValueError(f'labels: only {len(source)} images for {count} devices; use fewer devices or more labels')
-  scale = batch / protocol.batch if protocol.optimizer == 'sgd' else 1.0  # the linear rule
+  scale = batch / protocol.batch if protocol.optimizer == 'sgd' else 1.0  # linear scaling
   rates = [protocol.learning_rate * factor * scale for factor in protocol.factors()]
   with (_device_epochs if in_memory else _host_epochs)(run, source, update, batch, len(rates), seed) as train:
     for epoch, rate in enumerate(rates):
@@ -251,9 +251,9 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, s
 
 
 def _in_turn(call, ahead: int = 2):
-  """Turns `call`: ... -> (state, loss) into ... -> state, with at most `ahead` calls pending before the last one.
+  """Wraps `call`: ... -> (state, loss) to return only the state and to leave at most `ahead` calls unfinished.
 
-  On virtual CPU devices, a long queue of calls starves the threads in which the devices of the first one synchronise.
+  On virtual CPU devices, a long queue of calls starves the threads in which the devices of the first call synchronize.
   """
   losses: collections.deque[jax.Array] = collections.deque()
 
@@ -269,7 +269,7 @@ def _in_turn(call, ahead: int = 2):
 
 @contextlib.contextmanager
 def _device_epochs(run: Run, source, update, batch, epochs, seed):
-  """(state, epoch) -> state, for images that are copied to the device once for all epochs."""
+  """Yields (state, epoch) -> state, which trains for one epoch. The images are copied to the devices only once."""
   del epochs
   devices = run.devices
   many = _in_turn(devices.map(scan_update(update), replicated=2, sharded=1, donate=(0,)))
@@ -288,7 +288,7 @@ def _device_epochs(run: Run, source, update, batch, epochs, seed):
 
 @contextlib.contextmanager
 def _host_epochs(run: Run, source, update, batch, epochs, seed):
-  """The same for images that the host decodes and crops, a few batches ahead."""
+  """Like `_device_epochs`, for images that the host decodes and crops a few batches ahead."""
   devices, steps = run.devices, len(source) // batch
   one = _in_turn(devices.map(update, replicated=1, sharded=2, donate=(0,)))
   host = host_batches(run.config, source, seed, batch, views=1, total_steps=epochs * steps)
@@ -305,7 +305,7 @@ def _host_epochs(run: Run, source, update, batch, epochs, seed):
 
 
 def _width(run: Run, encoder, stats) -> int:
-  """The number of the encoder's features."""
+  """The number of features of the encoder."""
   size = run.config.data.image_size
   images = jnp.zeros((1, size, size, 3), jnp.float32)
   apply = lambda: run.method.network.encoder.apply({'params': encoder, 'batch_stats': stats}, images, train=False)
@@ -313,7 +313,7 @@ def _width(run: Run, encoder, stats) -> int:
 
 
 def _on_head(direction: optax.GradientTransformation) -> optax.GradientTransformation:
-  """`direction` for {'head': params}."""
+  """Adapts `direction` to a tree {'head': params}."""
 
   def update(grads, state, params):
     updates, state = direction.update(grads['head'], state, params['head'])

@@ -1,4 +1,4 @@
-"""From features to every number and curve of an evaluation. The features may come from any encoder."""
+"""Computes all numbers and curves of an evaluation from features, which may come from any encoder."""
 
 import contextlib
 import dataclasses
@@ -14,21 +14,21 @@ import scipy.linalg
 from ssl_jax.evals import check, knn, linear, metrics, scoring
 from ssl_jax.temperature import Temperature
 
-# Temperatures of the penalty curves that a run's own is compared with (Wang & Liu 2021 Fig. 3).
+# Constant temperatures of the penalty curves that are drawn next to that of the run (Wang & Liu 2021 Fig. 3).
 TEMPERATURES = (0.07, 0.2, 0.5, 1.0)
-BINS = 80  # of similarities in [-1, 1]
-MAP_IMAGES = 1500  # largest number of test images in the map
+BINS = 80  # of histograms over the similarity, in [-1, 1]
+MAP_IMAGES = 1500  # largest number of test images in `plane`
 TRAIN_IMAGES = 10_000  # largest number of training images in the measures named train_*
 
 
 @dataclasses.dataclass(frozen=True)
 class LossSettings:
-  """What measures take from the loss of a run. The defaults are for features without a run.
+  """Parameters of a run's loss that the measures use. The defaults are for features that do not come from a run.
 
   Attributes:
     temperature: a number, a function of the similarity, or None.
     alpha: 1 / temperature in `repelling_gap`.
-    t_neg: of the conditional distribution of negatives in `conditional_entropy`.
+    t_neg: parameter of the distribution of negatives in `conditional_entropy`.
     batch_size: examples per mini-batch of `conditional_entropy`.
   """
 
@@ -40,10 +40,10 @@ class LossSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-  """Features of one layer, of training and test images and of augmented views of some test images.
+  """Features of one layer: of training images, of test images, and of augmented views of some test images.
 
-  The partner of an image is an image of the same class, with the same random augmentation in each view. The bank has
-  one augmented view of each of many training images.
+  The partner of an image is an image of the same class whose views have the same random augmentations. The bank has one
+  augmented view of each of many training images.
   """
 
   train: np.ndarray  # [n, d]
@@ -64,7 +64,7 @@ class Labels:
   bank: np.ndarray | None = None  # [b]
 
   def checked(self, train: int, test: int) -> 'Labels':
-    """Labels with names for all classes. Refuses missing labels, a single class and test classes not in training."""
+    """Labels with names for all classes. Raises for missing labels, a single class, or test classes not in training."""
     train = check.labels('train labels', self.train, train)
     test = check.labels('test labels', self.test, test)
     check.seen('test labels', test, 'train labels', train)
@@ -97,7 +97,7 @@ def accuracies(space: Space, labels: Labels, settings: Mapping) -> tuple[dict, d
 
 
 def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dict, dict]:
-  """Accuracy and most frequent confusion of each class; head, middle and tail if the classes differ in size."""
+  """Accuracy and most frequent confusion of each class; head, middle and tail accuracies if class sizes differ."""
   classes = len(labels.names)
   train = np.bincount(labels.train, minlength=classes)
   table = {
@@ -123,10 +123,10 @@ def by_class(predictions: Mapping[str, np.ndarray], labels: Labels) -> tuple[dic
 
 
 def measures(space: Space, labels: Labels | None, loss: LossSettings) -> dict[str, float]:
-  """Every measure of a representation, from the test images and, if there are any, their views and their labels.
+  """All measures of a representation, from test images and, if available, their augmented views and labels.
 
-  Measures named train_* are of training images; a difference shows how the encoder treats images it has seen. Measures
-  that are not defined for these features are left out.
+  Measures named train_* use training images; the difference from the test images shows the effect of having seen an
+  image. Measures that are undefined for these features are left out.
   """
   x, temperature = space.test, loss.temperature
   batch = min(loss.batch_size, len(x))
@@ -176,7 +176,7 @@ def measures(space: Space, labels: Labels | None, loss: LossSettings) -> dict[st
 
 
 def measures_of(spaces: Mapping[str, Space], labels: Labels, loss: LossSettings) -> dict[str, dict]:
-  """The measures of each layer; those that depend on the temperature only of the layer that the loss compares."""
+  """The measures of each layer. Those that depend on the temperature are only for the layer that the loss compares."""
   compared = 'projector' if 'projector' in spaces else next(iter(spaces))
   without = dataclasses.replace(loss, temperature=None)
   return {name: measures(x, labels, loss if name == compared else without) for name, x in spaces.items()}
@@ -185,15 +185,15 @@ def measures_of(spaces: Mapping[str, Space], labels: Labels, loss: LossSettings)
 def measure_settings(space: Space, loss: LossSettings) -> dict[str, float]:
   """The settings of `conditional_entropy` and `repelling_gap`, for evaluation.json.
 
-  Evaluations that lack them used t_neg = 2, at most 768 images per mini-batch, alpha = 2, and a second view of the
-  viewed test images as the bank.
+  Older evaluations without these settings used t_neg = 2, at most 768 images per mini-batch, alpha = 2, and a second
+  view of the test images as the bank.
   """
   settings = {'t_neg': loss.t_neg, 'batch_size': min(loss.batch_size, len(space.test))}
   return settings if space.bank is None else settings | {'alpha': loss.alpha, 'bank': len(space.bank)}
 
 
 def curves(space: Space, labels: Labels, temperature: Temperature | None) -> dict[str, np.ndarray]:
-  """The curves of the papers' figures, in the space that the loss compares."""
+  """The curves of the papers' figures, for the features that the loss compares."""
   found: dict[str, np.ndarray] = {}
   if space.views is not None:
     first, second = space.views[:2]
@@ -214,12 +214,12 @@ def curves(space: Space, labels: Labels, temperature: Temperature | None) -> dic
 
 
 def plane(x: np.ndarray, labels: np.ndarray, count: int = MAP_IMAGES) -> dict[str, np.ndarray]:
-  """The two principal components of the normalised features of at most `count` images; each axis has a fixed sign."""
+  """The first two principal components of the normalized features of at most `count` images, with fixed signs."""
   chosen = np.sort(np.random.default_rng(0).permutation(len(x))[:count])
   x = np.asarray(x[chosen], np.float64)
   x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
   x -= x.mean(axis=0, keepdims=True)
-  # From the Gram matrix of the images, which does not grow with the width of the features.
+  # Computed from the Gram matrix of the images, whose size does not depend on the number of features.
   values, axes = scipy.linalg.eigh(x @ x.T, subset_by_index=[len(x) - 2, len(x) - 1])
   values, axes = np.maximum(values[::-1], 0), axes[:, ::-1]
   axes *= np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(2)])[None, :]
@@ -234,17 +234,17 @@ def evaluate_features(
   *,
   loss: LossSettings | None = None,
 ) -> tuple[dict, dict[str, np.ndarray]]:
-  """Every number and curve of one checkpoint's features.
+  """All numbers and curves for the features of one checkpoint.
 
   Args:
-    spaces: features by layer. Accuracies are those of settings['features']. Curves are those of 'projector', if there
-      is one: the similarities that the loss compares.
-    settings: 'features', 'k', 'vote', 'temperature' (of the vote), 'whiten', 'linear' and 'seeds' of the config's
+    spaces: features by layer. Accuracies use the layer settings['features']. Curves use 'projector', if it is given,
+      because the loss compares its outputs.
+    settings: 'features', 'k', 'vote', 'temperature' (of the vote), 'whiten', 'linear' and 'seeds' of the config section
       `eval`.
-    loss: what the measures and curves take from the loss of the run.
+    loss: parameters of the run's loss, for the measures and curves.
 
   Returns:
-    Numbers, ready for JSON, and arrays for the figures. The same features give the same digits.
+    Numbers, ready for JSON, and arrays for the figures. The same features always give exactly the same results.
   """
   loss = loss or LossSettings()
   space = spaces[settings['features']]

@@ -20,14 +20,14 @@ from ssl_jax.run.builder import Run
 from ssl_jax.run.state import State
 from ssl_jax.workdir import metric_log
 
-# The config sections on which features depend, besides the weights and the images.
+# The config sections that affect features, in addition to the weights and the images.
 FEATURE_SECTIONS = ('dtype', 'data', 'augment', 'augment_other', 'model', 'projector', 'method')
 
 BANK_IMAGES = 50_000  # largest number of training images in the bank of `repelling_gap` (Lee 2025, A.4.5)
 
 
 class ImageEvaluator:
-  """Evaluates a run with the labelled images `run.eval_train` and `run.eval_test`."""
+  """Evaluates a run with the labeled images `run.eval_train` and `run.eval_test`."""
 
   def __init__(self, run: Run):
     self.run, self.sources = run, {'train': run.eval_train, 'test': run.eval_test}
@@ -50,7 +50,7 @@ class ImageEvaluator:
     check.seen(names['test'], labels['test'], 'the training images', labels['train'])
     _require_apart(run.eval_train, run.eval_test, names)
     self.k = chosen_k(run.config.eval, labels['train'], 'images')
-    if run.config.eval.finetune:  # an error now, not after hours of training
+    if run.config.eval.finetune:  # fail now, not after hours of training
       try:
         finetune.chosen_labels(labels['train'], finetune.parse(run.config.eval.finetune)[1], 0)
       except ValueError as error:
@@ -64,17 +64,17 @@ class ImageEvaluator:
   def spaces(
     self, state: State, *, layers: tuple[str, ...] = features.LAYERS, views: bool = False
   ) -> tuple[dict[str, from_features.Space], from_features.Labels]:
-    """Features of all images and, if `views`, of views of some. The state is on the devices."""
+    """Features of all images and, if `views`, of augmented views of some. The state is on the devices."""
     return self._spaces(self._extract(*state.evaluated, layers=layers, views=views))
 
   def scores(self, state: State) -> dict[str, float]:
-    """{'knn200': percent, ...} of a state on the devices.
+    """{'knn200': percent, ...}. The state is on the devices.
 
-    With 'knn200_white' if `eval.whiten`, 'linear' if `eval.linear_during`, 'online_probe' if the run has one, and
-    {'backbone/uniformity': ..., ...} if `eval.measures`.
+    Adds 'knn200_white' if `eval.whiten`, 'linear' if `eval.linear_during`, 'online_probe' if the run has one, and
+    measures such as 'backbone/uniformity' if `eval.measures`.
     """
     choice, unreplicate = self.run.config.eval, self.run.devices.unreplicate
-    needed = {choice.features} | ({'backbone'} if self.run.online_probe else set())  # a projector may be wide
+    needed = {choice.features} | ({'backbone'} if self.run.online_probe else set())  # not more: a projector may be wide
     layers = features.LAYERS if choice.measures else tuple(sorted(needed))
     spaces, labels = self.spaces(state, layers=layers, views=choice.measures)
     space = spaces[choice.features]
@@ -85,7 +85,7 @@ class ImageEvaluator:
       found |= knn.white_accuracy(*data, **self._votes)
     if choice.linear_during and choice.linear:
       found['linear'] = linear.evaluate(choice.linear, *data, seeds=choice.seeds[:1]).report['top1']
-    if self.run.online_probe and not choice.data.name:  # it predicts the classes that it was trained on
+    if self.run.online_probe and not choice.data.name:  # the probe predicts only the classes of the training data
       weights = unreplicate(state.extra['probe']['weights'])
       probed = np.asarray(online_probe.scores(weights, spaces['backbone'].test))
       check.finite('scores of the online probe', probed, f'lower online_probe = {self.run.config.online_probe:g}')
@@ -98,7 +98,7 @@ class ImageEvaluator:
     return found
 
   def at_start(self, state: State) -> dict[str, float]:
-    """`scores` of the untrained encoder, and kNN of raw pixels if they are in memory. The state is on the host."""
+    """`scores` of the untrained encoder, and kNN on raw pixels if images are in memory. The state is on the host."""
     untrained = self.scores(self.run.devices.replicate(state))
     if not all(source.ready(stored_size(self.run.config)) for source in self.sources.values()):
       return untrained
@@ -109,17 +109,18 @@ class ImageEvaluator:
     return untrained | {f'{name}_pixels': value for name, value in self._accuracy(*pixels).items()}
 
   def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
-    """Every evaluation that the config names, of a state on the host.
+    """Runs every evaluation enabled in the config. The state is on the host.
 
-    Writes evaluation.json, and evaluation.npz for the figures; evaluation_NAME for another set (`eval.data.name`).
+    Writes evaluation.json and evaluation.npz (figure data). For another dataset (`eval.data.name`), the file names
+    begin with evaluation_NAME.
     """
     results, arrays = self.results(state, workdir)
-    other = self.run.config.eval.data.name  # the evaluation on the run's own images, and its report, are kept
+    other = self.run.config.eval.data.name  # a separate file: the evaluation on the run's dataset is kept
     metric_log.write_evaluation(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
     return results
 
   def results(self, state: State, workdir: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `evaluate` writes: numbers and arrays."""
+    """The numbers and arrays that `evaluate` writes."""
     run, choice = self.run, self.run.config.eval
     say = _stages()
     say('features')
@@ -144,7 +145,7 @@ class ImageEvaluator:
     return results, arrays
 
   def neighbours(self, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
-    """A test image of each of the first classes, then its nearest training images, by the latest features.
+    """One test image from each of the first classes, then its nearest training images, by the latest features.
 
     -> {'neighbours': uint8 [rows, 1 + per_row, H, W, 3], 'neighbours_labels': [rows, 1 + per_row]}
     """
@@ -164,7 +165,7 @@ class ImageEvaluator:
   def all_features(
     self, state: State, folder: pathlib.Path
   ) -> tuple[dict[str, from_features.Space], from_features.Labels]:
-    """`spaces` of all layers with views, stored in `folder`. The state is on the host."""
+    """`spaces` of all layers, with views, cached in `folder`. The state is on the host."""
     config, weights = self.run.config, state.evaluated
     settings = {k: v for k, v in flatten(config).items() if k.split('.')[0] in FEATURE_SECTIONS and k != 'data.path'}
     settings |= {
@@ -178,12 +179,12 @@ class ImageEvaluator:
     }
     name = features.digest(settings, weights, *self.sources.values())
     arrays = features.cached(folder, name, lambda: self._extract(*self.run.devices.replicate(weights), views=True))
-    for split, source in self.sources.items():  # images whose features were stored are not read again
+    for split, source in self.sources.items():  # stored, because images with cached features are not read again
       source.skipped.update(arrays[f'{split}_skipped'].tolist())
     return self._spaces(arrays)
 
   def _extract(self, params, stats, *, layers=features.LAYERS, views: bool) -> dict[str, np.ndarray]:
-    """{'train_backbone': [n, d], ..., 'train_labels': [n], ...} of training and test images and of views of some."""
+    """{'train_backbone': [n, d], ..., 'train_labels': [n], ...} of training images, test images and optional views."""
     config = self.run.config
     arrays: dict[str, np.ndarray] = {}
 
@@ -196,7 +197,7 @@ class ImageEvaluator:
 
     for name, source in self.sources.items():
       extract(name, self._apply(layers), source, features.image_size(config), config.eval.batch_size)
-    if views:  # after the test images, so that the unreadable ones among them are known
+    if views:  # after both splits, whose unreadable images are then known
       size, few = stored_size(config), config.eval.batch_size // config.eval.views
       extract('views', self._view, self._view_source, size, few)
       # Random keys depend on the position: an image and its partner get the same augmentations.
@@ -213,7 +214,7 @@ class ImageEvaluator:
 
   @functools.cached_property
   def _one_view(self) -> Callable:
-    return self._views([1])  # the second view: the queries of `repelling_gap` are the first
+    return self._views([1])  # the second view; the first views are the queries of `repelling_gap`
 
   def _views(self, chosen: Iterable[int]) -> Callable:
     config = self.run.config
@@ -223,7 +224,7 @@ class ImageEvaluator:
 
   @functools.cached_property
   def _view_source(self) -> sources.Source:
-    """The test images whose views are evaluated."""
+    """The test images of which augmented views are evaluated."""
     return self._some(self.run.eval_test, self.run.config.eval.view_images)
 
   @functools.cached_property
@@ -256,7 +257,7 @@ class ImageEvaluator:
     return spaces, from_features.Labels(arrays['train_labels'], arrays['test_labels'], names=names, **found)
 
   def _loss_settings(self, step, params) -> from_features.LossSettings:
-    """What the measures take from the loss: its temperature, or alpha, its t_neg, and the batch size."""
+    """Parameters of the loss for the measures: its temperature or alpha, its t_neg, and the batch size."""
     tau, loss = self.run.method.temperature.at(params, step), self.run.method.contrast
     tau = tau if tau is None or callable(tau) else float(tau)
     found: dict[str, Any] = {'temperature': tau, 'batch_size': self.run.config.batch_size}
@@ -276,10 +277,10 @@ class ImageEvaluator:
 
 
 def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[str, str]) -> None:
-  """Raises if test images are training images: each would be its own nearest neighbour.
+  """Raises if test images are also training images: each would be its own nearest neighbor.
 
-  Different files or records with equal pixels are not looked for. For arrays only the pixels are known, and real sets
-  have a few duplicates, so arrays are refused if most of the test images are duplicates.
+  Files and records are compared by identity, not by pixels. Arrays can only be compared by pixels. Since real datasets
+  have a few duplicates, arrays are rejected only if more than half of the test images are duplicates.
   """
   count = sources.shared(train, test)
   if count > (len(test) / 2 if isinstance(test.origin or test, sources.Arrays) else 0):
@@ -290,9 +291,9 @@ def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[s
 
 
 def chosen_k(choices: Mapping, labels: np.ndarray, what: str) -> tuple[int, ...]:
-  """The numbers of neighbours, `eval.k`, limited to the size of the smallest class if `eval.cap_k`.
+  """The numbers of neighbors, `eval.k`, limited to the size of the smallest class if `eval.cap_k`.
 
-  Raises if there are more neighbours than training examples.
+  Raises if a number exceeds the number of training examples.
   """
   k = tuple(choices['k'])
   if choices['cap_k']:
@@ -304,7 +305,7 @@ def chosen_k(choices: Mapping, labels: np.ndarray, what: str) -> tuple[int, ...]
 
 
 def _stages() -> Callable[[str], None]:
-  """Prints each stage of an evaluation, which may take minutes, with the seconds since the start."""
+  """Returns a function that prints a stage of the evaluation and the seconds since the start."""
   start = time.monotonic()
 
   def say(stage):

@@ -1,4 +1,4 @@
-"""Evaluation of image and text together: zero-shot classification, retrieval, and the measures of each tower."""
+"""Evaluation of image-text models: zero-shot classification, retrieval, and the measures of each tower."""
 
 import pathlib
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from ssl_jax.workdir import metric_log
 class ImageTextEvaluator:
   """Evaluates a run on the images of `run.eval_test`, with their labels, their captions or both.
 
-  With `eval.k`, `eval.linear`, `eval.finetune` or an online probe, the encoder of the images is also evaluated alone.
+  With `eval.k`, `eval.linear`, `eval.finetune` or an online probe, the image encoder is also evaluated alone.
   """
 
   def __init__(self, run: Run):
@@ -46,16 +46,16 @@ class ImageTextEvaluator:
     self._listed: list[tuple[str, list[tuple[float, str]]]] = []
 
   def scores(self, state: State) -> dict[str, float]:
-    """{'zero_shot': percent, 'image_to_text_1': ..., ...}, with kNN if there is `eval.k`, of a state on the devices."""
+    """{'zero_shot': percent, 'image_to_text_1': ..., ...}, with kNN if `eval.k` is set. The state is on the devices."""
     return self._scores(state)[0] | (self.images.scores(state) if self.images else {})
 
   def at_start(self, state: State) -> dict[str, float]:
-    """`scores` of the untrained encoders; the state is on the host."""
+    """`scores` of the untrained encoders. The state is on the host."""
     own = self._scores(self.run.devices.replicate(state))[0]
     return own | (self.images.at_start(state) if self.images else {})
 
   def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
-    """Every evaluation that the config names, of a state on the host; writes evaluation.json."""
+    """Runs every evaluation enabled in the config and writes evaluation.json. The state is on the host."""
     run, choice = self.run, self.run.config.eval
     numbers, arrays = self.images.results(state, workdir) if self.images else (self._outline(state), {})
     found, details = self._scores(run.devices.replicate(state), measured=True)
@@ -73,7 +73,7 @@ class ImageTextEvaluator:
     return results
 
   def neighbours(self) -> list[tuple[str, list[tuple[float, str]]]]:
-    """A caption of some test images and the captions nearest to the image: (caption, [(cosine, caption), ...])."""
+    """Some test images, named by a caption, and their nearest captions: (name, [(cosine, caption), ...])."""
     return self._listed
 
   def _outline(self, state: State) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class ImageTextEvaluator:
     }
 
   def _scores(self, state: State, measured: bool = False) -> tuple[dict[str, float], dict[str, Any]]:
-    """Zero-shot accuracy and recalls; and predictions, labels and measures, for the report."""
+    """Returns the zero-shot accuracy and recalls; and the predictions, labels and measures for the report."""
     config, found = self.run.config, {}
     details: dict[str, Any] = {'measures': {}}
     sizes = dict(size=features.image_size(config), batch_size=config.eval.batch_size)
@@ -128,7 +128,7 @@ class ImageTextEvaluator:
     return features.extract(self._read, run.devices, *state.evaluated, source, **sizes)[0]
 
   def _list(self, images: np.ndarray, texts: np.ndarray, lines: Sequence[str], own: Sequence[Sequence[int]]) -> None:
-    """Keeps the captions nearest to some images, for `neighbours`."""
+    """Stores the nearest captions of some images, for `neighbours`."""
     rows = min(10, len(images))
     chosen = np.arange(rows) * (len(images) // rows)
     cosines = prompts.unit(images[chosen]) @ prompts.unit(texts).T
@@ -144,10 +144,10 @@ class ImageTextEvaluator:
     own: Sequence[Sequence[int]],
     labels: np.ndarray | None,
   ) -> dict[str, dict[str, float]]:
-    """The measures of each tower, and of both together: the first caption of each image is its text."""
+    """The measures of each tower, and of both together. The text of an image is its first caption."""
     first = np.array([positions[0] for positions in own])
     each = min(map(len, own))
-    views = np.array([positions[:each] for positions in own]).T if each > 1 else None  # captions as views of a text
+    views = np.array([positions[:each] for positions in own]).T if each > 1 else None  # captions act as views
     known = None if labels is None else from_features.Labels(labels, labels, labels)
     loss = from_features.LossSettings()
     found = {layer: from_features.measures(from_features.Space(x, x), known, loss) for layer, x in images.items()}

@@ -1,7 +1,7 @@
-"""k nearest neighbours on frozen features: exact, in blocks of queries, for any list of k from one search.
+"""Exact k-nearest-neighbor classification on frozen features, in blocks of queries. One search serves all k.
 
-Features are L2-normalised first, as in the DySTreSS code. Cosine similarity and L2 distance then give the same order,
-and one search serves the three votes of the papers.
+Features are L2-normalized first, as in the DySTreSS code. Cosine similarity and L2 distance then give the same order,
+so one search also serves the three voting rules of the papers.
 """
 
 import functools
@@ -21,18 +21,19 @@ from ssl_jax.evals import check, row_blocks
 from ssl_jax.evals.scoring import classes_before, percent
 from ssl_jax.registry import is_whole, require_choice, require_positive
 
-# Float32 rounding leaves about this squared distance between equal unit vectors; smaller distances are raised to it.
+# Float32 rounding leaves about this squared distance between equal unit vectors; smaller distances are clipped to it.
 SMALLEST_SQUARED_DISTANCE = 1e-6
 
 VOTES = ('cosine', 'distance', 'majority')
 
 
 def top_k(similarities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-  """Exactly `lax.top_k`, faster on long rows; ties to the lower index.  [q, n] -> values [q, k], indices [q, k]
+  """Same as `lax.top_k`, but faster on long rows. Ties go to the lower index.  [q, n] -> values [q, k], indices [q, k]
 
-  For a k of hundreds, accelerators sort whole rows. The k largest entries lie in the k groups of c neighbouring columns
-  with the largest maxima, since k entries come before the best of any other group. So two short rows are searched
-  instead of a long one: n / c group maxima, then the k·c entries of the k best groups. c = sqrt(n / k) minimises both.
+  For k in the hundreds, accelerators sort whole rows. Split the columns into groups of c adjacent ones. The k
+  largest entries lie in the k groups with the largest maxima, since these maxima come before all other groups. So two
+  short rows are searched instead of a long one: n / c group maxima, then the k·c entries of the k best groups.
+  c = sqrt(n / k) minimizes the total length.
   """
   chex.assert_rank(similarities, 2)
   queries, n = similarities.shape
@@ -50,14 +51,14 @@ def top_k(similarities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _vote(similarities, labels, temperature, k, vote, num_classes):
-  """Class scores for each k, from the nearest max(k).  [q, max(k)], [q, max(k)] -> [q, len(k), classes]"""
-  if vote == 'cosine':  # relative to the nearest: the same order of classes, without overflow at small temperatures
+  """Class scores for each k, from the max(k) nearest neighbors.  [q, max(k)], [q, max(k)] -> [q, len(k), classes]"""
+  if vote == 'cosine':  # relative to the nearest: the same class order, without overflow at small temperatures
     weights = jnp.exp((similarities - similarities[:, :1]) / temperature)
   elif vote == 'distance':
     weights = jax.lax.rsqrt(jnp.maximum(2 - 2 * similarities, SMALLEST_SQUARED_DISTANCE))
   else:
     weights = jnp.ones_like(similarities)
-  # A masked sum, not a scatter: on GPUs a scatter adds in any order, and two calls must give the same digits.
+  # A masked sum, not a scatter: on GPUs, a scatter adds in any order, so results would not be reproducible.
   votes = jnp.where(labels[:, :, None] == jnp.arange(num_classes)[None, None, :], weights[:, :, None], 0.0)
   parts = [votes[:, a:b].sum(axis=1) for a, b in itertools.pairwise((0, *k))]
   return jnp.cumsum(jnp.stack(parts, axis=1), axis=1)
@@ -75,7 +76,7 @@ def _classify(bank, bank_labels, queries, temperature, *, k, vote, num_classes, 
 
   def scores(rows):
     similarities, indices = top_k(row_blocks.similarities(normalize(rows), bank), k[-1])
-    # Otherwise XLA fuses the search into the vote and, on a CPU, repeats it for each class: three times the time.
+    # Without the barrier, XLA fuses the search into the vote and, on a CPU, repeats it per class: three times as slow.
     similarities, labels = jax.lax.optimization_barrier((similarities, bank_labels[indices]))
     return _vote(similarities, labels, temperature, k, vote, num_classes)
 
@@ -83,7 +84,7 @@ def _classify(bank, bank_labels, queries, temperature, *, k, vote, num_classes, 
 
 
 def _inputs(bank, queries, k):
-  """Features on the device, after the checks shared by `neighbours` and `classify`."""
+  """Makes the checks that `neighbours` and `classify` share. Returns the features on the device."""
   bank, queries = check.features('bank', bank), check.features('queries', queries)
   check.same_width('queries', queries, 'bank', bank)
   if not 1 <= k <= len(bank):
@@ -94,7 +95,7 @@ def _inputs(bank, queries, k):
 def neighbours(
   bank: ArrayLike, queries: ArrayLike, k: int, *, block: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The k most similar of the bank, nearest first.  [n, d], [q, d] -> indices [q, k], cosine similarities [q, k]"""
+  """The k nearest bank examples, nearest first.  [n, d], [q, d] -> indices [q, k], cosine similarities [q, k]"""
   bank, queries = _inputs(bank, queries, k)
   block = block or row_blocks.rows(len(queries), len(bank))
   similarities, indices = _neighbours(bank, queries, k=k, block=block)
@@ -114,14 +115,14 @@ def classify(
 ) -> dict[int, np.ndarray]:
   """Class scores of each query for each k, from one search.  [n, d], [n], [q, d] -> {k: [q, num_classes]}
 
-  The predicted class is the argmax, ties to the lower class. A class that no neighbour votes for has score 0.
+  The predicted class is the argmax; ties go to the lower class. A class without votes has score 0.
 
   Args:
-    vote: the weight of a neighbour. 'cosine': exp(s / temperature), up to a factor per query (Wu et al. 2018; DySTreSS
-      on balanced sets). 'distance': 1 / L2 distance, so that equal vectors outvote all others (DySTreSS A.2, long
+    vote: the weight of a neighbor. 'cosine': exp(s / temperature), up to a factor per query (Wu et al. 2018; DySTreSS
+      for balanced classes). 'distance': 1 / L2 distance, so that equal vectors outvote all others (DySTreSS A.2, long
       tails). 'majority': 1 (Lee 2025, App. A.3).
     num_classes: by default the largest label + 1.
-    block: queries per block; by default as many as keep similarities and votes within 256 MiB.
+    block: queries per block; by default as many as keep the similarities and the votes within 256 MiB each.
   """
   if not len(k) or not all(is_whole(number) and number >= 1 for number in k):
     raise ValueError(f'k: {k}, expected at least one number, each 1 or more')
@@ -144,9 +145,9 @@ def classify(
 
 
 def whitened(bank: ArrayLike, queries: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-  """Both with the mean of the bank's unit vectors at 0 and the same variance in all directions.  [n, d], [q, d]
+  """Both arrays, normalized, then centered and whitened with the statistics of the bank.  [n, d], [q, d]
 
-  Directions with less than a thousandth of the largest variance are not enlarged further: they are mostly noise.
+  Variances are treated as at least a thousandth of the largest, since directions with less are mostly noise.
   """
   bank, queries = (np.asarray(normalize(to_float32(x))) for x in _inputs(bank, queries, 1))
   mean = bank.mean(axis=0, keepdims=True)
@@ -158,7 +159,7 @@ def whitened(bank: ArrayLike, queries: ArrayLike) -> tuple[np.ndarray, np.ndarra
 
 
 def hits(scores: np.ndarray, labels: np.ndarray, topk: int) -> np.ndarray:
-  """Whether each label has one of the topk scores and any vote; ties to the lower class.  [q, c], [q] -> bool [q]"""
+  """Whether each label is in the top `topk` and has a vote. Ties go to the lower class.  [q, c], [q] -> bool [q]"""
   return (classes_before(scores, labels) < topk) & (np.take_along_axis(scores, labels[:, None], axis=1)[:, 0] > 0)
 
 
@@ -188,7 +189,7 @@ def accuracy(
 def white_accuracy(
   bank_features: ArrayLike, bank_labels: ArrayLike, query_features: ArrayLike, query_labels: ArrayLike, **votes: Any
 ) -> dict[str, float]:
-  """`accuracy` of the nearest class on whitened features: {'knn200_white': 84.9}"""
+  """Top-1 `accuracy` on whitened features: {'knn200_white': 84.9}"""
   bank, queries = whitened(bank_features, query_features)
   found = accuracy(bank, bank_labels, queries, query_labels, topk=(1,), **votes)
   return {f'{name}_white': value for name, value in found.items()}

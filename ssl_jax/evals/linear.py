@@ -1,8 +1,8 @@
 """Linear classifiers on frozen features: the papers' protocols, and two without a learning rate, for monitoring.
 
-All classifiers train on features extracted without augmentation. Most protocols subtract the training mean and divide
-by one number. A linear classifier can undo both, and the papers' learning rates, which suit the features of their own
-encoders, then suit any encoder (our choice).
+All classifiers train on features extracted without augmentation. For most protocols, we subtract the training mean and
+divide by a scalar (our choice). A linear classifier can undo both, and the papers' learning rates, which were tuned for
+their own encoders, then suit any encoder.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from ssl_jax.run.optimizers import for_strict_promotion
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
-# The smallest number of steps per epoch. The papers' sets are large; a small set needs smaller batches.
+# The smallest number of steps per epoch. On datasets smaller than those of the papers, the batch size is reduced.
 STEPS_PER_EPOCH = 40
 
 
@@ -38,17 +38,17 @@ class Protocol:
   epochs: int
   milestones: tuple[int, ...] | None = None  # epochs at which the rate is multiplied by `factor`; None: cosine decay
   factor: float = 1.0
-  scale: str = 'norm'  # which mean square becomes 1: that of the 'norm', of a 'coordinate', or 'none'
+  scale: str = 'norm'  # which mean square is scaled to 1: that of the 'norm', of a 'coordinate', or 'none'
 
   def factors(self) -> np.ndarray:
-    """What the learning rate is multiplied by in each epoch.  -> [epochs]"""
+    """The factor of the learning rate in each epoch.  -> [epochs]"""
     epoch = np.arange(self.epochs)
     if self.milestones is None:
       return 0.5 * (1 + np.cos(np.pi * epoch / self.epochs))
     return self.factor ** (epoch[:, None] >= np.array(self.milestones)[None, :]).sum(axis=1)
 
   def direction(self) -> optax.GradientTransformation:
-    """The optimizer without its learning rate, which is applied last, as in torch."""
+    """The optimizer without its learning rate, which the caller applies last, as in torch."""
     if self.optimizer == 'adam':
       return for_strict_promotion(optax.scale_by_adam(b1=0.5, b2=0.999, eps=1e-8))
     if self.optimizer == 'sgd':
@@ -85,7 +85,7 @@ class Result:
 
 
 def _batch(protocol: Protocol, examples: int) -> tuple[int, float]:
-  """The batch size, reduced on a small set, and the factor of SGD's learning rate that goes with it (linear rule)."""
+  """The batch size, reduced for a small dataset, and the matching factor of SGD's learning rate (linear scaling)."""
   batch = max(1, min(protocol.batch, examples // STEPS_PER_EPOCH))
   return batch, batch / protocol.batch if protocol.optimizer == 'sgd' else 1.0
 
@@ -113,7 +113,7 @@ def initial_kernels(seeds: Sequence[int], d: int, num_classes: int) -> np.ndarra
 
 @functools.partial(jax.jit, static_argnames=('protocol', 'batch'))
 def _train(x, y, seeds, kernels, learning_rates, *, protocol, batch):
-  """Trains all seeds and learning rates at once; those of a seed share its batches.  -> params [s, r, ...]"""
+  """Trains all seeds and learning rates at once. All rates of a seed share its batches.  -> params [s, r, ...]"""
   n, num_classes = len(x), kernels.shape[2]
   steps = n // batch
   direction = protocol.direction()
@@ -167,7 +167,7 @@ def _inputs(train_x, train_y, test_x, test_y):
 
 @functools.partial(jax.jit, static_argnames='scale')
 def moments(train_x: jax.Array, *, scale: str) -> tuple[jax.Array, jax.Array]:
-  """What is subtracted from features, and what they are then divided by (`Protocol.scale`).  [n, d] -> [d], []"""
+  """The mean to subtract from features and the scalar to divide by (`Protocol.scale`).  [n, d] -> [d], []"""
   if scale == 'none':
     return jnp.zeros(train_x.shape[1]), jnp.ones(())
   mean = train_x.mean(axis=0)
@@ -184,7 +184,7 @@ def _prepare(train_x, test_x, *, scale):
 
 
 def settings_of(report: Mapping) -> dict:
-  """How a classifier was trained: a report without its mean accuracies, with lists instead of tuples, as in JSON."""
+  """The settings in a report: everything except mean accuracies, with lists instead of tuples, as in JSON."""
   kept = {key: value for key, value in report.items() if key not in ('top1', 'top1_std', 'top5')}
   return {key: list(value) if isinstance(value, tuple) else value for key, value in kept.items()}
 
@@ -211,10 +211,10 @@ def fit(
   """Trains the linear classifier of a paper's protocol (`PROTOCOLS`).  [n, d], [n], [m, d], [m] -> Result
 
   Args:
-    seeds: of the initial weights and of the order of examples.
-    learning_rates: candidates that replace the protocol's learning rate, at its batch size. Of several, the one with
-      the highest mean accuracy on a held-out tenth of the training set is used for training on the whole set. The test
-      set has no part in the choice.
+    seeds: for the initial weights and the order of examples.
+    learning_rates: candidates that replace the protocol's learning rate, at its batch size. If there are several, the
+      one with the highest mean accuracy on a held-out tenth of the training set is used to train on the whole set. The
+      test set is not used for this choice.
   """
   require_choice('protocol', protocol, PROTOCOLS)
   name, protocol = protocol, PROTOCOLS[protocol]
@@ -227,7 +227,7 @@ def fit(
   seeds = [int(seed) for seed in seeds]
 
   def train(x, y, rates):
-    """Parameters [seeds · rates, ...], the rates of one seed together."""
+    """Parameters [seeds · rates, ...], grouped by seed."""
     batch, scale = _batch(protocol, len(x))
     seeds_, rates_ = jnp.asarray(seeds, jnp.uint32), scale * jnp.asarray(rates, jnp.float32)
     kernels = jnp.asarray(initial_kernels(seeds, x.shape[1], num_classes))
@@ -252,7 +252,7 @@ def fit(
 def fit_logistic(
   x: jax.Array, targets: jax.Array, penalty: jax.typing.ArrayLike, steps: jax.typing.ArrayLike
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-  """L-BFGS from zero until the gradient is small or `steps` are taken.  -> parameters, steps taken"""
+  """Runs L-BFGS from zero until the gradient is small or `steps` steps are taken.  -> parameters, steps taken"""
   params = {'kernel': jnp.zeros((x.shape[1], targets.shape[1])), 'bias': jnp.zeros(targets.shape[1])}
   solver = optax.lbfgs()
 
@@ -287,10 +287,10 @@ def logistic(
 ) -> Result:
   """Multinomial logistic regression by L-BFGS, without learning rate or seed.  [n, d], [n], [m, d], [m] -> Result
 
-  Minimises the mean cross-entropy + ½ penalty ‖W‖² on features of unit mean square coordinate.
+  Minimizes the mean cross-entropy + ½ penalty ‖W‖² on features scaled to a mean squared coordinate of 1.
 
   Args:
-    penalty: by default 1/n, which is scikit-learn's C = 1.
+    penalty: by default 1/n, which corresponds to C = 1 in scikit-learn.
   """
   train_x, train_y, test_x, test_y = _inputs(train_x, train_y, test_x, test_y)
   penalty = 1 / len(train_x) if penalty is None else penalty
@@ -313,7 +313,7 @@ def ridge(
 ) -> Result:
   """Ridge regression on one-hot labels, in closed form.  [n, d], [n], [m, d], [m] -> Result
 
-  Minimises the mean of ‖xᵀW + b − y‖² + penalty ‖W‖² on features of unit mean square coordinate.
+  Minimizes the mean of ‖xᵀW + b − y‖² + penalty ‖W‖² on features scaled to a mean squared coordinate of 1.
   """
   train_x, train_y, test_x, test_y = _inputs(train_x, train_y, test_x, test_y)
   require_positive(penalty=penalty)
@@ -331,6 +331,6 @@ CHOICES = ('', *WITHOUT_SEEDS, *PROTOCOLS)  # of eval.linear
 
 
 def evaluate(name: str, *data: ArrayLike, seeds: Sequence[int]) -> Result:
-  """Trains and tests the classifier that `eval.linear` names.  train x and y, test x and y -> Result"""
+  """Trains and tests the classifier selected by `eval.linear`.  train x and y, test x and y -> Result"""
   classifier = WITHOUT_SEEDS.get(name) or functools.partial(fit, protocol=name, seeds=seeds)
   return classifier(*data)

@@ -1,4 +1,4 @@
-"""Zero-shot classification: sentences that name a class, and the images nearest to them (CLIP, Radford et al. 2021)."""
+"""Zero-shot classification by prompts, sentences that name a class (CLIP, Radford et al. 2021)."""
 
 import pathlib
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from ssl_jax.registry import nearest
 
 NONE = 'none'
 
-# Sentences by the name of a list; {} is the name of a class. The classifier of a class is the mean of its sentences.
+# {name: prompt templates}, where {} stands for a class name. The classifier of a class is the mean of its prompts.
 TEMPLATES: dict[str, tuple[str, ...]] = {
   'plain': ('{}', 'a photo of a {}', 'a picture of a {}', 'an image of the {}'),
   'shapes': ('a {}', 'we see a {}', 'there is a {}', 'the picture shows a {}', 'a picture of a {}'),
@@ -63,7 +63,7 @@ OF_SET = {
 
 
 def templates(choice: str, set_name: str) -> tuple[str, ...]:
-  """The sentences of `eval.prompts`: a list of `TEMPLATES`, a file with one per line, or '': the list of the data set.
+  """The templates of `eval.prompts`: a name in `TEMPLATES`, a file with one per line, or '': those of the dataset.
 
   >>> len(templates('', 'imagenet2012'))
   40
@@ -79,10 +79,10 @@ def templates(choice: str, set_name: str) -> tuple[str, ...]:
 
 
 def class_names(choice: str, known: Sequence[str], labels: np.ndarray) -> tuple[str, ...]:
-  """The names of the classes in words: of the source, or of the file `eval.class_names`.
+  """Readable class names, from the data source or from the file `eval.class_names`.
 
-  A line of the file is the name of a class, in the order of the classes, or the name that the source has, a tab, and
-  the name in words.
+  A line of the file is a readable name, in the order of the classes, or the name in the data source, a tab, and the
+  readable name.
   """
   names = [name.replace('_', ' ') for name in known]
   if choice:
@@ -117,13 +117,13 @@ def _lines(key: str, path: str, known: Sequence[str] = ()) -> list[str]:
 def classifier(features: np.ndarray, classes: int) -> np.ndarray:
   """The mean direction of the prompts of each class.  [classes · templates, d], class by class -> [classes, d]
 
-  As in CLIP, each sentence is normalized, then averaged, then normalized again.
+  As in CLIP, the features of each prompt are normalized, then averaged, and the mean is normalized again.
   """
   parted = unit(features).reshape(classes, -1, features.shape[1])
   return unit(parted.mean(axis=1))
 
 
 def unit(x: np.ndarray) -> np.ndarray:
-  """Rows of length 1; a row of zeros stays."""
+  """Rows scaled to length 1. Rows of zeros stay zero."""
   x = np.asarray(x, np.float32)
   return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), np.float32(1e-12))

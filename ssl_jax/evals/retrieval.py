@@ -1,4 +1,4 @@
-"""Retrieval between images and texts: is one of its own among the k nearest?"""
+"""Image-text retrieval: recall at k in both directions."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,21 @@ from ssl_jax.evals.prompts import unit
 from ssl_jax.evals.scoring import percent
 
 RANKS = (1, 5, 10)
-ROWS = 1000  # queries at once
+ROWS = 1000  # queries per block
 
 
 def recalls(
   images: np.ndarray, texts: np.ndarray, own: Sequence[Sequence[int]], ranks: Sequence[int] = RANKS
 ) -> dict[str, float]:
-  """{'image_to_text_1': percent, ..., 'text_to_image_10': percent}
+  """Recall at each rank: {'image_to_text_1': percent, ..., 'text_to_image_10': percent}
 
-  The captions of an image are `own[i]`, positions in `texts`. Images with the same caption share it: each of them is a
-  correct answer to it. A query is correct at k if fewer than k wrong answers are as near as its nearest correct one.
+  Images with the same caption share it: each of them is a correct answer to it. A query is correct at k if fewer than k
+  wrong answers are at least as near as its nearest correct answer.
 
   Args:
     images: [n, d]
     texts: [m, d], distinct texts.
-    own: for each image, its texts.
+    own: for each image, the positions of its captions in `texts`.
   """
   related = np.zeros((len(images), len(texts)), bool)
   for image, found in enumerate(own):

@@ -1,4 +1,4 @@
-"""Pairwise computations in blocks of rows: the time grows as n², the memory does not."""
+"""Pairwise computations in blocks of rows. Time grows as n², memory does not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ def similarities(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def others(index: jax.Array, n: int) -> jax.Array:
-  """Whether a column is another example than the row's own.  [q] -> bool [q, n]"""
+  """Mask that is False where a row meets its own example.  [q] -> bool [q, n]"""
   return index[:, None] != jnp.arange(n)[None, :]
 
 
@@ -28,7 +28,7 @@ def mean(x: ArrayLike) -> float:
 
 
 def rows(n: int, columns: int) -> int:
-  """The number of rows per block, of n rows that need `columns` floats each."""
+  """The number of rows per block, for n rows of `columns` floats each."""
   return max(1, min(n, ELEMENTS // columns))
 
 
@@ -36,7 +36,7 @@ def map_rows(function: Callable[..., Any], size: int, *arrays: jax.Array) -> Any
   """Applies `function` to blocks of `size` rows, one block at a time.  [n, ...] each -> [n, ...] each
 
   The last block is the last `size` rows, so every block has the same shape and no padded row needs a mask. Rows that
-  it computes a second time are cut off.
+  are computed twice are dropped.
   """
   n = arrays[0].shape[0]
   size = min(size, n)

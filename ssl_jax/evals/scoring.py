@@ -1,4 +1,4 @@
-"""From scores and predictions to accuracies: per class, by thirds of a long tail, and over seeds."""
+"""Accuracies from scores and predictions: overall, per class, for head, middle and tail classes, and over seeds."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -14,7 +14,7 @@ Array = TypeVar('Array', np.ndarray, jax.Array)
 
 
 def percent(correct: ArrayLike) -> float:
-  """The share of True in percent. The sum is divided last: 100 times a mean of 0.28 is 28.000000000000004.
+  """The share of True in percent. Division comes last, because 100 times a mean of 0.28 is 28.000000000000004.
 
   >>> percent([True] * 7 + [False] * 18)
   28.0
@@ -24,10 +24,10 @@ def percent(correct: ArrayLike) -> float:
 
 
 def classes_before(scores: Array, labels: Array) -> Array:
-  """The number of classes ranked before each example's own, ties to the lower class.  [n, c], [n] -> [n]
+  """The number of classes ranked before the true class. Ties go to the lower class.  [n, c], [n] -> [n]
 
-  If the own score is NaN, all classes come before it: a classifier that has diverged recognises nothing. Takes numpy
-  and jax arrays.
+  If the score of the true class is NaN, all classes count as before it, so a diverged classifier is never correct.
+  Takes numpy and jax arrays.
   """
   xp = scores.__array_namespace__()
   own = xp.take_along_axis(scores, labels[:, None], axis=1)
@@ -53,7 +53,7 @@ def per_class_accuracy(matrix: np.ndarray) -> np.ndarray:
 
 
 def head_middle_tail(per_class: ArrayLike, train_counts: ArrayLike) -> dict[str, float]:
-  """Mean accuracy of the most frequent, the middle and the least frequent third of the classes in training.
+  """Mean accuracy of the most frequent, the middle and the least frequent third of the training classes.
 
   Classes with equal counts keep their order. If the thirds are unequal, the head is the largest, then the middle.
   """
@@ -74,25 +74,26 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
   return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None
 
 
-# The metrics of transfer sets: scores [n, c] and targets, which are classes [n] or, in a set of several labels per
-# image, bools [n, c]; results in percent.
+# The metrics for transfer, in percent. They take scores [n, c] and targets, which are classes [n] or, if images have
+# several labels, bools [n, c].
 
 
 def accuracy(scores: np.ndarray, targets: np.ndarray) -> float:
-  """The share of examples whose own class has the highest score.  [n, c], [n]"""
+  """The share of examples whose true class has the highest score.  [n, c], [n]"""
   return percent(classes_before(scores, targets) < 1)
 
 
 def mean_per_class(scores: np.ndarray, targets: np.ndarray) -> float:
-  """The mean over the classes that occur of their accuracies.  [n, c], [n]"""
+  """The mean of the class accuracies, over the classes that occur.  [n, c], [n]"""
   correct = classes_before(scores, targets) < 1
   return float(np.mean([percent(correct[targets == c]) for c in np.unique(targets)]))
 
 
 def mean_average_precision(scores: np.ndarray, targets: np.ndarray) -> float:
-  """mAP of VOC 2007: mean over classes of the mean over recalls 0, 0.1, ..., 1 of the best precision at that recall.
+  """mAP of VOC 2007: the mean over classes of the 11-point average precision.  [n, c], bool [n, c]
 
-  Shapes: [n, c], bool [n, c]. Classes without examples are left out; of equal scores the first examples count first.
+  The points are recalls 0, 0.1, ..., 1, each with the best precision at that or a higher recall. Classes without
+  examples are left out. Examples with equal scores are ranked in their order.
   """
   found = []
   for of_class, is_class in zip(scores.T, np.asarray(targets, bool).T, strict=True):
@@ -106,7 +107,7 @@ def mean_average_precision(scores: np.ndarray, targets: np.ndarray) -> float:
 
 
 def roc_auc(scores: np.ndarray, targets: np.ndarray) -> float:
-  """The share of pairs of both classes in which the second class scores higher; ties count a half.  [n, 2], [n]"""
+  """The share of pairs of both classes in which class 1 scores higher; ties count one half.  [n, 2], [n]"""
   ranks = scipy.stats.rankdata(np.float64(scores[:, 1]) - np.float64(scores[:, 0]))
   second = np.asarray(targets) == 1
   pairs = int(second.sum()) * int((~second).sum())

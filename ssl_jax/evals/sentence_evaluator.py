@@ -1,4 +1,4 @@
-"""Evaluation of sentence encoders: do cosines of pairs rank like human scores, and do embeddings separate classes?"""
+"""Evaluation of sentence encoders: correlation with human similarity scores, and transfer to classification."""
 
 import pathlib
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from ssl_jax.run.builder import Run
 from ssl_jax.run.state import State
 from ssl_jax.workdir import metric_log
 
-MEASURED = 'stsb'  # the set for alignment and uniformity, if there is one
+MEASURED = 'stsb'  # the dataset for alignment and uniformity, if available
 
 
 class SentenceEvaluator:
-  """Evaluates a run on the pairs of `eval.sts` and, at the end of training, on the sets of `eval.transfer`."""
+  """Evaluates a run on the pairs of `eval.sts` and, at the end of training, on the data of `eval.transfer`."""
 
   def __init__(self, run: Run):
     self.run, folder = run, run.config.eval.sts
@@ -35,26 +35,27 @@ class SentenceEvaluator:
     self._apply = features.extractor(run.method.features, run.views.shown, run.devices)
 
   def scores(self, state: State) -> dict[str, float]:
-    """{'spearman_mean': correlation · 100, 'spearman_sts12': ..., ...} of a state on the devices."""
+    """{'spearman_mean': correlation · 100, 'spearman_sts12': ..., ...}. The state is on the devices."""
     self.latest = self._unit_features(state)[self.run.config.eval.features]  # for `neighbours`
     return self._correlations(self.latest)
 
   def at_start(self, state: State) -> dict[str, float]:
-    """`scores` of the untrained encoder; the state is on the host."""
+    """`scores` of the untrained encoder. The state is on the host."""
     return self.scores(self.run.devices.replicate(state))
 
   def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
-    """Every number of a state on the host; writes evaluation.json."""
+    """Runs all evaluations and writes evaluation.json. The state is on the host."""
     step, state = int(state.step), self.run.devices.replicate(state)
     found = self._unit_features(state)
     layer = self.run.config.eval.features
+    self.latest = found[layer]
     results = {
       'step': step,
       'epoch': self.run.epoch(step),
       'data': {'name': self.run.config.data.name, 'pairs': {name: len(p.score) for name, p in self.pairs.items()}},
       'settings': relevant(self.run.config.eval, 'eval.'),
       'features': layer,
-      **self._correlations(found[layer]),
+      **self._correlations(self.latest),
       **self._transfer(state),
       'sentences': {'train': len(self.run.train), 'test': len(self._position)},
       'measures': {layer: self._measures(x) for layer, x in found.items()} if MEASURED in self.pairs else {},
@@ -63,7 +64,7 @@ class SentenceEvaluator:
     return results
 
   def neighbours(self, rows: int = 10, per_row: int = 3) -> list[tuple[str, list[tuple[float, str]]]]:
-    """Sentences and their nearest neighbours by the latest `scores`: (sentence, [(cosine, sentence), ...])."""
+    """Sentences and their nearest neighbors by the latest features: (sentence, [(cosine, sentence), ...])."""
     lines = list(self._position)
     rows = min(rows, len(lines))
     chosen = np.arange(rows) * (len(lines) // rows)
@@ -72,10 +73,10 @@ class SentenceEvaluator:
     return [(lines[query], others(i)[:per_row]) for i, query in enumerate(chosen)]
 
   def _tokenized(self, lines: Sequence[str]) -> list[tuple[np.ndarray, Sentences]]:
-    """Groups of sentences of similar length, each with the positions of its sentences.
+    """Two groups of sentences, short and long, each with the positions of its sentences.
 
-    Sentences are cut only at the encoder's last position. Long ones form their own group, so that the many short ones
-    are not padded to their length.
+    Long sentences form their own group, so that the many short ones are not padded to their length. Sentences are
+    truncated only at the encoder's last position.
     """
     run = self.run
     assert isinstance(run.train, Sentences)
@@ -86,7 +87,7 @@ class SentenceEvaluator:
     return [(positions, Sentences(tokens[positions, :size], run.train.vocabulary)) for positions, size in groups]
 
   def _features(self, state: State, groups: list[tuple[np.ndarray, Sentences]]) -> dict[str, np.ndarray]:
-    """Features of every sentence of some groups, by layer. The state is on the devices."""
+    """Features of all sentences of the groups, by layer. The state is on the devices."""
     found: dict[str, np.ndarray] = {}
     count = sum(len(positions) for positions, _ in groups)
     for positions, source in groups:
@@ -98,7 +99,7 @@ class SentenceEvaluator:
     return found
 
   def _unit_features(self, state: State) -> dict[str, np.ndarray]:
-    """Normalised features of every distinct sentence of the pairs, by layer."""
+    """Normalized features of every distinct sentence of the pairs, by layer."""
     return {layer: np.asarray(normalize(x)) for layer, x in self._features(state, self._groups).items()}
 
   def _transfer(self, state: State) -> dict[str, float]:
@@ -115,7 +116,7 @@ class SentenceEvaluator:
     return {'transfer_mean': float(np.mean(list(found.values()))), **found} if found else {}
 
   def _both(self, pairs: sts.ScoredPairs, x: np.ndarray) -> list[np.ndarray]:
-    """Features of the first and of the second sentences of pairs."""
+    """Features of the first and of the second sentences of the pairs."""
     return [x[[self._position[line] for line in lines]] for lines in (pairs.first, pairs.second)]
 
   def _correlations(self, x: np.ndarray) -> dict[str, float]:

@@ -1,15 +1,15 @@
-"""Transfer of sentence embeddings: logistic regression on the sets of SentEval (Conneau & Kiela 2018).
+"""Transfer of sentence embeddings: logistic regression on the datasets of SentEval (Conneau & Kiela 2018).
 
-The embeddings are frozen and used as they are. A pair of sentences with embeddings u and v has the features |u − v| and
+The embeddings are frozen and not rescaled. A pair of sentences with embeddings u and v has the features |u − v| and
 u · v, coordinate by coordinate. The classifier minimizes C · Σ cross-entropy + ½ ‖W‖², and C is chosen without the test
 examples:
 
-- a set with a dev split: the best C on it;
-- a set with a test split only: the best mean accuracy in 10-fold cross-validation on the training examples;
-- any other set: 10-fold cross-validation, with another one inside the training examples of each fold to choose C. The
-  accuracy is the mean over the outer folds.
+- with a dev and a test split: the best C on the dev split;
+- with a test split only: the best mean accuracy in 10-fold cross-validation on the training examples;
+- without a test split: nested 10-fold cross-validation, which chooses C on the training examples of each outer fold.
+  The accuracy is the mean over the outer folds.
 
-Folds are stratified and fixed by a seed; they are not those of SentEval, which shuffles with scikit-learn.
+Folds are stratified and fixed by a seed. They differ from those of SentEval, which shuffles with scikit-learn.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from ssl_jax.evals import linear
 
 FOLDS = 10
 STRENGTHS = tuple(2.0**power for power in range(-2, 4))  # the values of C in SentEval
-STEPS = 500  # of L-BFGS, at most
+STEPS = 500  # largest number of L-BFGS steps
 SPLITS = ('train', 'dev', 'test')
 
 
@@ -32,14 +32,14 @@ SPLITS = ('train', 'dev', 'test')
 class LabeledSentences:
   """Sentences, or pairs of sentences, with classes."""
 
-  split: np.ndarray  # 'train', 'dev' or 'test'; in a set without these, anything else  [n]
+  split: np.ndarray  # 'train', 'dev' or 'test'; anything else if there are no splits, [n]
   label: np.ndarray  # integers from 0, [n]
   first: list[str]
   second: list[str] | None
 
 
 def read(folder: str) -> dict[str, LabeledSentences]:
-  """The set of each NAME.tsv in a folder. Its columns are: split, label, sentence and, for pairs, second sentence."""
+  """Reads each NAME.tsv in a folder. The columns are: split, label, sentence and, for pairs, second sentence."""
   path = pathlib.Path(folder).expanduser()
   files = sorted(path.glob('*.tsv')) if path.is_dir() else []
   if not files:
@@ -70,7 +70,7 @@ def _read(file: pathlib.Path) -> LabeledSentences:
 
 
 def features(first: np.ndarray, second: np.ndarray | None) -> np.ndarray:
-  """Those of the sentences, or |u − v| and u · v of pairs.  [n, d] -> [n, d] or [n, 2d]"""
+  """The embeddings themselves or, for pairs, |u − v| and u · v.  [n, d] -> [n, d] or [n, 2d]"""
   return first if second is None else np.concatenate([np.abs(first - second), first * second], axis=1)
 
 
@@ -97,7 +97,7 @@ def _hits(x, labels, keep, strengths, *, classes):
     [f, n]
   """
   one_hot = jax.nn.one_hot(labels, classes)
-  # Targets of zero leave an example out. The objective, divided by C · n, is a mean over all n plus the penalty.
+  # A target of zeros leaves an example out. Divided by C · n, the objective is a mean over all n plus the penalty.
   targets = jnp.where(keep[:, :, None], one_hot[None], 0)
   fit = jax.vmap(linear.fit_logistic, in_axes=(None, 0, 0, None))
   params, _ = fit(x, targets, 1 / (strengths * len(x)), STEPS)
@@ -106,7 +106,7 @@ def _hits(x, labels, keep, strengths, *, classes):
 
 
 def accuracy(x: np.ndarray, labels: np.ndarray, split: np.ndarray, *, seed: int = 0) -> float:
-  """Accuracy in percent, by the protocol of the module.  [n, d], [n], [n]"""
+  """Accuracy in percent, by the protocol in the module docstring.  [n, d], [n], [n]"""
   classes, given, examples = int(labels.max()) + 1, jnp.asarray(labels), jnp.asarray(x, jnp.float32)
 
   def hits(keep, strengths):
@@ -114,7 +114,7 @@ def accuracy(x: np.ndarray, labels: np.ndarray, split: np.ndarray, *, seed: int 
     return np.asarray(found)
 
   def chosen(train):
-    """The C with the best mean accuracy in cross-validation on some examples; the smallest of equals."""
+    """The C with the best mean cross-validation accuracy on the examples `train`. Ties go to the smallest."""
     fold = np.full(len(labels), -1)
     fold[train] = folds(labels[train], FOLDS, seed)
     held = [fold == f for f in range(FOLDS) if (fold == f).any()]

@@ -1,4 +1,4 @@
-"""The choices of the config section `eval`, each checked against the table that implements it."""
+"""Validation of the choices in the config section `eval`, against the tables that implement them."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ CHOICES = {
 
 
 def check(settings: Mapping) -> None:
-  """Raises a ValueError, with the nearest valid name, unless every choice in `config.eval` is valid.
+  """Raises a ValueError that suggests the nearest valid name, unless every choice in `config.eval` is valid.
 
   >>> check(dict(features='backbone', train_images='kept', vote='cosine', linear='ridge', finetune='linear 10%'))
   """

@@ -1,4 +1,4 @@
-"""Semantic textual similarity: pairs of sentences with human scores, and rank correlation with them."""
+"""Semantic textual similarity: pairs of sentences with human scores, and the rank correlation with these scores."""
 
 import dataclasses
 import math
@@ -7,12 +7,12 @@ import pathlib
 import numpy as np
 from scipy.stats import rankdata
 
-PARAPHRASE = 4.0  # pairs with at least this score, of 5, count as paraphrases in `alignment` (Gao et al. 2021)
+PARAPHRASE = 4.0  # pairs with at least this score (out of 5) count as paraphrases in `alignment` (Gao et al. 2021)
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoredPairs:
-  """Pairs of sentences, and the similarity that people gave them."""
+  """Pairs of sentences and their human similarity scores."""
 
   first: list[str]
   second: list[str]
@@ -20,9 +20,9 @@ class ScoredPairs:
 
 
 def read(folder: str) -> dict[str, ScoredPairs]:
-  """The pairs of each NAME.tsv in a folder. Its columns are: split or part, score, sentence, sentence.
+  """Reads each NAME.tsv in a folder. The columns are: split or part, score, sentence, sentence.
 
-  If a set has a split named 'test', only its pairs are used. Other parts are joined, the setting called "all".
+  If a file has a split named 'test', only its pairs are used. Otherwise all parts are joined (the "all" setting).
   """
   path = pathlib.Path(folder).expanduser()
   files = sorted(file for file in path.glob('*.tsv') if file.is_file()) if path.is_dir() else []

@@ -1,8 +1,8 @@
-"""Transfer of an encoder to other image sets with a few labels per class: --mode=transfer, CACR's Table 6.
+"""Transfer of an encoder to other image datasets with a few labels per class: --mode=transfer, CACR's Table 6.
 
-Each set is classified by linear probing and by fine-tuning, with the protocol of `few_shot` and the metric of the set,
-for several draws of the shots. The results go to transfer.json and transfer.md of the workdir after each of them, and
-what is there already is not repeated.
+Each dataset is evaluated by fine-tuning and by linear probing, with the protocol of `few_shot`, its own metric, and
+several draws of the shots. After each evaluation, the results are written to transfer.json and transfer.md in the
+workdir. Results that are already there are not recomputed.
 """
 
 import dataclasses
@@ -30,13 +30,13 @@ from ssl_jax.run.devices import Devices
 from ssl_jax.workdir import files
 from ssl_jax.workdir.checkpoints import Checkpoints
 
-SEEDS = (0, 1, 2)  # draws of the shots, unless eval.seeds names several
+SEEDS = (0, 1, 2)  # draws of the shots, unless eval.seeds has several
 KINDS = {'finetune': 'fine-tuned', 'linear': 'linear'}
-OWN_SHARE = 0.2  # of the images of a folder without splits, for testing
+OWN_SHARE = 0.2  # share of test images, for a folder without splits
 
 
 class Known(NamedTuple):
-  """A set of ELEVATER: its metric, and its name and splits in tfds; '' if tfds does not have it."""
+  """A dataset of ELEVATER: its metric, and its name and splits in tfds; the name is '' if tfds does not have it."""
 
   metric: str
   tfds: str = ''
@@ -44,8 +44,9 @@ class Known(NamedTuple):
   test: str = 'test'
 
 
-# The 20 sets of Table 6 in its order. EuroSAT and RESISC45 have no split in tfds; of EuroSAT, ELEVATER has 5,000 images
-# for training and 5,000 for testing, of RESISC45 3,150 and 25,200. Sets without a tfds name need a folder.
+# The 20 datasets of Table 6, in its order. EuroSAT and RESISC45 have no splits in tfds. Ours have ELEVATER's sizes:
+# 5,000 training and 5,000 test images for EuroSAT, 3,150 and 25,200 for RESISC45. Those without a tfds name need a
+# folder.
 ELEVATER = {
   'caltech101': Known('mean_per_class', 'caltech101'),
   'cifar10': Known('accuracy', 'cifar10'),
@@ -71,7 +72,7 @@ ELEVATER = {
 
 
 class Target(NamedTuple):
-  """A set to transfer to."""
+  """A dataset to transfer to."""
 
   name: str
   metric: str
@@ -79,7 +80,7 @@ class Target(NamedTuple):
 
 
 def parse(text: str, config: ConfigDict) -> Target:
-  """The set that an argument names: NAME of `ELEVATER` or of tfds, FOLDER, or NAME=FOLDER; then :METRIC, or none."""
+  """Parses a dataset: a NAME in `ELEVATER` or tfds, FOLDER, or NAME=FOLDER, optionally followed by :METRIC."""
   what, colon, metric = text.rpartition(':')
   what, metric = (what, metric) if colon and metric in METRICS else (text, '')
   name, _, folder = what.partition('=')
@@ -98,12 +99,12 @@ def parse(text: str, config: ConfigDict) -> Target:
 
 
 def _tfds_names() -> set[str]:
-  """Names with a slash: configurations of tfds sets."""
+  """The tfds names with a slash, which is otherwise the sign of a folder."""
   return {known.tfds for known in ELEVATER.values() if '/' in known.tfds}
 
 
 class Opened(NamedTuple):
-  """The images of a set with their targets: classes [n], or bools [n, c] in a set of several labels per image."""
+  """The images of a dataset and their targets: classes [n], or bools [n, c] if images have several labels."""
 
   train: sources.Source
   test: sources.Source
@@ -117,7 +118,7 @@ class Opened(NamedTuple):
 
 
 def open_set(target: Target) -> Opened:
-  """The images of a set, with nothing decoded yet. Raises a ValueError in one line where they do not fit its metric."""
+  """Opens a dataset without decoding images. Raises a one-line ValueError if its labels do not fit its metric."""
   try:
     found = {split: sources.load(resolve.locate(target.data), split) for split in ('train', 'test')}
     targets = _targets(found)
@@ -164,12 +165,12 @@ class Encoder:
     return modality_of(self.config).views(self.config, on_device=True).shown
 
   def logits(self, model: few_shot.Model, variables: Any, source: sources.Source) -> np.ndarray:
-    """Those of a classifier that takes images, for all images of a source."""
+    """The logits of an image classifier for all images of a source."""
     apply = lambda params, stats, images: model.apply(_both(params, stats), images, False)[0]
     return self._extract(apply, variables)(source)
 
   def features(self, source: sources.Source) -> np.ndarray:
-    """[n, d] of all images of a source."""
+    """Features [n, d] of all images of a source."""
     apply = lambda params, stats, images: self.module.apply(_both(params, stats), jax.vmap(self.shown)(images), False)
     return self._extract(apply, self.variables)(source)
 
@@ -223,9 +224,9 @@ def transfer(
   arguments: Sequence[str] = (),
   protocol: few_shot.Protocol = few_shot.Protocol(),  # noqa: B008  # it is frozen
 ) -> dict:
-  """Evaluates the encoder of a workdir on the sets that `arguments` name (`parse`); by default all of ELEVATER's.
+  """Evaluates the encoder of a workdir on the datasets in `arguments` (see `parse`), by default all of ELEVATER.
 
-  Every set is opened before the first one is evaluated. Returns the content of transfer.json.
+  All datasets are opened before the first evaluation. Returns the content of transfer.json.
   """
   if config.parallel.processes > 1:
     raise ValueError(f'parallel.processes = {config.parallel.processes} must be 1 for --mode=transfer')
@@ -262,7 +263,7 @@ def transfer(
 
 
 def _settings(encoder: Encoder, target: Target, protocol: few_shot.Protocol, seeds: Sequence[int]) -> dict[str, Any]:
-  """What a result depends on, as JSON has it."""
+  """Everything that a result depends on, with JSON types."""
   data = {key: target.data[key] for key in ('source', 'name', 'train_split', 'test_split', 'held_out')}
   known = {'step': encoder.step, 'init': encoder.config.init if not encoder.step else '', 'seeds': list(seeds)}
   known |= {'metric': target.metric, 'crop': encoder.config.eval.crop, 'data': data}
@@ -278,7 +279,7 @@ def _evaluate(
   seeds: Sequence[int],
   say: Callable[[str], None],
 ) -> dict[str, Any]:
-  """The metric for each draw of the shots, and the hyper-parameters that its held-out shots chose."""
+  """The metric and the chosen hyperparameters for each draw of the shots."""
   scores: list[float] = []
   chosen: list[few_shot.Chosen] = []
   for seed, found, logits in _fits(encoder, data, METRICS[metric], kind, protocol, seeds):
@@ -294,7 +295,7 @@ def _evaluate(
 def _fits(
   encoder: Encoder, data: Opened, metric: Callable, kind: str, protocol: few_shot.Protocol, seeds: Sequence[int]
 ) -> Iterator[tuple[int, few_shot.Chosen, np.ndarray]]:
-  """(seed, the chosen hyper-parameters, the logits of all test images)"""
+  """Yields (seed, chosen hyperparameters, logits of all test images)."""
   several = data.train_targets.ndim == 2
   test = encoder.features(data.test) if kind == 'linear' else None
   width = jax.eval_shape(
@@ -319,13 +320,13 @@ def _fits(
 
 
 def _mean(sets: Mapping[str, Mapping], kind: str) -> float | None:
-  """The mean over the sets, if all have this kind."""
+  """The mean over the datasets; None unless all have a result of this kind."""
   found = [entry[kind]['mean'] for entry in sets.values() if kind in entry]
   return float(np.mean(found)) if len(found) == len(sets) else None
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-  """The table: one line per set, mean ± standard deviation over the draws of the shots."""
+  """The table: one line per dataset, mean ± standard deviation over the draws of the shots."""
   lines = [f'| set | metric | {" | ".join(KINDS.values())} |', f'|---|---|{"---|" * len(KINDS)}']
 
   def cell(entry, kind):

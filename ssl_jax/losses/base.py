@@ -1,6 +1,7 @@
-"""What every loss of similarities shares: shapes, types, masks, blocks, properties, and the way from a config to one.
+"""What all contrastive losses share: shapes, types, masks, blocks, properties, and construction from a config.
 
-A loss is a function under `@contrastive_loss`, which also enters it in the table `CONTRASTIVE` that configs name.
+A contrastive loss is a function of similarities with the decorator `@contrastive_loss`, which also adds it to
+`CONTRASTIVE`, the table that configs refer to.
 """
 
 import contextlib
@@ -26,16 +27,16 @@ _GIVEN = ('pos', 'neg', 'temperature', 'where', 'view_pairs', 'axis_name')  # ar
 
 @dataclasses.dataclass(frozen=True)
 class Properties:
-  """What a loss is beyond its equation.
+  """Properties of a loss beyond its equation.
 
   Attributes:
     no_temperature: why it takes no temperature; '' if it takes one.
-    cosine_only: why similarities must be cosines; '' if any will do.
+    cosine_only: why similarities must be cosines; '' if any similarity is valid.
     separable: whether it is a term of the positives plus a term of the negatives.
-    inverse_temperature: the parameter that is 1 / tau; '' if there is none.
-    learned: the parameters that training learns, from the values that they are given.
-    streamed: whether it reads negatives only by arithmetic and `logsumexp`, `softmax_mean`, `total` and `count` of
-      `losses.reductions`, so that it takes a `Stream`.
+    inverse_temperature: the name of the parameter that is 1 / tau; '' if there is none.
+    learned: the names of the parameters that training learns; their given values are the initial ones.
+    streamed: whether it takes a `Stream`, because it uses negatives only in arithmetic and in `logsumexp`,
+      `softmax_mean`, `total` and `count` of `losses.reductions`.
 
   >>> Properties(no_temperature='its alpha is 1 / tau', separable=True).cosine_only
   ''
@@ -65,7 +66,7 @@ class ContrastiveLoss(Protocol):
   def __hash__(self) -> int: ...
 
 
-CONTRASTIVE: dict[str, ContrastiveLoss] = {}  # every loss of similarities by name
+CONTRASTIVE: dict[str, ContrastiveLoss] = {}  # every contrastive loss by name
 
 
 def contrastive_loss(
@@ -77,12 +78,12 @@ def contrastive_loss(
   learned: tuple[str, ...] = (),
   streamed: bool = False,
 ) -> Callable[[Callable[..., jax.Array]], ContrastiveLoss]:
-  """A decorator for a loss of similarities, which declares its `Properties`.
+  """A decorator for contrastive losses that declares their `Properties`.
 
-  The body sees float32 `pos` `[Q, K]`, `neg` and a full `where` `[Q, M]`. Of `pairs.NegativeBlocks` it sees a `Stream`
-  and `where` None if it is `streamed`, and one block of queries after the other if it is not. A loss with a mean over
-  all queries, which takes `axis_name`, then sees the `NegativeBlocks` as `neg` instead, and `where` None: it reads them
-  through `over_negatives`.
+  The decorated function receives float32 `pos` `[Q, K]` and `neg` `[Q, M]`, and a full `where` `[Q, M]`. If the caller
+  passes `pairs.NegativeBlocks`, a `streamed` loss receives a `Stream` as `neg`, with `where` None. Any other loss is
+  called for one block of queries at a time, unless it has a mean over all queries and therefore takes `axis_name`: it
+  then receives the `NegativeBlocks`, with `where` None, and reads them through `over_negatives`.
 
   >>> @contrastive_loss(no_temperature='this example has none')
   ... def margin_free(pos, neg, *, where=None):
@@ -106,7 +107,7 @@ def _with_checks(function: Callable[..., jax.Array], streamed: bool) -> Callable
   def in_blocks(*args, **kwargs):
     given = signature.bind(*args, **kwargs).arguments
     blocks = given.pop('neg')
-    by_query = {key: value for key, value in given.items() if np.ndim(value)}  # pos, and a temperature [Q]
+    by_query = {key: value for key, value in given.items() if np.ndim(value)}  # pos, and a temperature per query
     shared = {key: value for key, value in given.items() if key not in by_query}
     return blocks.map(lambda neg, where, mine: loss(neg=neg, where=where, **mine, **shared), by_query)
 
@@ -122,7 +123,7 @@ def _with_checks(function: Callable[..., jax.Array], streamed: bool) -> Callable
     chex.assert_rank(pos, {1, 2})
     pos = to_float32(pos)
     pos = pos[:, None] if pos.ndim == 1 else pos
-    if isinstance(neg, Stream):  # of a loss that is part of another
+    if isinstance(neg, Stream):  # this loss is called by another loss
       return function(pos, neg, *args, where=None, **kwargs)
     if isinstance(neg, pairs.NegativeBlocks):
       chex.assert_equal_shape_prefix([pos, neg.queries], 1)
@@ -155,19 +156,19 @@ def _with_checks(function: Callable[..., jax.Array], streamed: bool) -> Callable
 
 
 def negatives(neg: jax.Array, where: jax.Array | None) -> jax.Array:
-  """Which entries are negatives: those that `where` keeps and that are not -inf, which `ssl_jax.pairs` puts elsewhere.
+  """Which entries are negatives: those that `where` keeps, except -inf, with which `ssl_jax.pairs` marks other keys.
 
   >>> negatives(jnp.array([[0.5, -jnp.inf]]), None).tolist()
   [[True, False]]
   """
-  kept = neg != -jnp.inf  # a NaN is kept, so that it shows
+  kept = neg != -jnp.inf  # a NaN is kept, so that the loss is NaN, too
   return kept if where is None else kept & jnp.asarray(where, bool)
 
 
 def over_negatives(
   function: Callable[..., Any], neg: jax.Array | Stream | pairs.NegativeBlocks, where: jax.Array | None
 ) -> Any:
-  """function(neg [Q, M], where [Q, M]) -> [Q, ...], block by block where `neg` comes in blocks.
+  """Applies function(neg [Q, M], where [Q, M]) -> [Q, ...], block by block if `neg` comes in blocks.
 
   >>> over_negatives(lambda neg, where: jnp.sum(where, axis=1), jnp.zeros((1, 3)), jnp.ones((1, 3), bool)).tolist()
   [3]
@@ -177,7 +178,7 @@ def over_negatives(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loss:
-  """A loss of similarities with its parameters: `loss(pos, neg, where, temperature, axis_name=...) -> [Q]`.
+  """A contrastive loss with its parameters: `loss(pos, neg, where, temperature, axis_name=...) -> [Q]`.
 
   Attributes:
     function: an entry of `CONTRASTIVE`.
@@ -204,7 +205,7 @@ class Loss:
     return not self.properties.no_temperature
 
   def parameter(self, name: str) -> Any:
-    """The value of a parameter, which may be its default; None if the loss has no such parameter.
+    """The value of a parameter, or its default if it is not set; None if the loss has no such parameter.
 
     >>> from ssl_jax import losses
     >>> loss = Loss(losses.cacr, dict(t_neg=0.9))
@@ -215,7 +216,7 @@ class Loss:
     return self.parameters.get(name, known[name].default) if name in known else None
 
   def init(self) -> dict[str, jax.Array]:
-    """The first values of the parameters that are learned; {} for most losses.
+    """The initial values of the learned parameters; {} for most losses.
 
     >>> from ssl_jax import losses
     >>> print(Loss(losses.sigmoid).init()['bias'])
@@ -224,7 +225,7 @@ class Loss:
     return {name: jnp.asarray(self.parameter(name), jnp.float32) for name in self.properties.learned}
 
   def at(self, params: Mapping[str, Any]) -> 'Loss':
-    """The loss with the learned parameters of `params['loss']`; itself where there are none.
+    """The loss with the learned parameters of `params['loss']`; the same loss if there are none.
 
     >>> from ssl_jax import losses
     >>> Loss(losses.sigmoid).at({'loss': {'bias': -5.0}}).parameter('bias')
@@ -234,7 +235,7 @@ class Loss:
     return dataclasses.replace(self, parameters={**self.parameters, **learned}) if learned else self
 
   def check_temperature(self, temperature: Temperature | None) -> None:
-    """Raises a ValueError where a temperature is given to a loss without one, or is missing."""
+    """Raises a ValueError if a temperature is missing, or is given to a loss that takes none."""
     if self.takes_temperature and temperature is None:
       raise ValueError(f'temperature = None, but the loss {self.name!r} needs one')
     if not self.takes_temperature and temperature is not None:
@@ -257,14 +258,14 @@ class Loss:
 
 
 def from_config(spec: Mapping[str, Any]) -> Loss:
-  """The loss of similarities that a config section names, with every argument checked.
+  """The contrastive loss that a config section names, with every argument checked.
 
   >>> print(from_config(dict(name='simple', weight=0.5))(jnp.array([0.9]), jnp.array([[0.1, -0.2]])))
   [-0.95]
   """
   found = find('loss', spec, CONTRASTIVE, given=_GIVEN)
   loss = Loss(CONTRASTIVE[found.name], found.parameters)
-  with prefix('loss'):  # the loss checks the values of its arguments: it is enough to trace it
+  with prefix('loss'):  # tracing is enough, because the loss checks its own arguments
     one = jax.ShapeDtypeStruct((1, 1), jnp.float32)
     jax.eval_shape(lambda pos, neg: loss(pos, neg, temperature=1.0 if loss.takes_temperature else None), one, one)
   return loss

@@ -1,4 +1,4 @@
-"""False negative cancellation (FNC, Huynh et al. 2022): negatives that look like positives are not used as such."""
+"""False negative cancellation (FNC, Huynh et al. 2022): treats negatives that look like positives separately."""
 
 import chex
 import jax
@@ -11,9 +11,9 @@ from ssl_jax.temperature import Temperature, scale
 
 
 def false_negatives(scores: jax.Array, where: jax.Array, *, top: int, threshold: float) -> jax.Array:
-  """Which negatives are taken for false ones: those among the `top` highest scores that exceed the threshold.
+  """Which negatives are considered false: those with one of the `top` highest scores, if it exceeds the threshold.
 
-  `scores` `[Q, M]` says how much a negative looks like the query's image, `where` `[Q, M]` which entries are negatives.
+  `scores` `[Q, M]` is the similarity of a key to the query's image; `where` `[Q, M]` marks the keys that are negatives.
   Shapes: [Q, M], bool [Q, M] -> bool [Q, M]. No gradient.
 
   >>> false_negatives(jnp.array([[0.9, 0.8, 0.2]]), jnp.ones((1, 3), bool), top=1, threshold=0.7).tolist()
@@ -37,7 +37,7 @@ def fnc(
   *,
   attract: bool = True,
 ) -> jax.Array:
-  """False negative attraction, or elimination (Huynh et al. 2022, Eq. 4 and 3).
+  """False negative attraction or elimination (Huynh et al. 2022, Eq. 4 and 3).
 
   With F the false negatives of a query, P its K positives and N its negatives,
 

@@ -1,21 +1,21 @@
 """Contrastive losses as functions of similarities.
 
-Each has the form `loss(pos, neg, ..., *, where=None) -> [Q]`, one value per query:
+Each loss has the form `loss(pos, neg, ..., *, where=None) -> [Q]`, with one value per query:
 
 - `pos` `[Q, K]` or `[Q]`: similarities of each query with its K positives;
 - `neg` `[Q, M]`: similarities with its negatives;
 - `where` `[Q, M]`: False where `neg` is not a negative;
-- `temperature`, of the losses that have one: any `ssl_jax.temperature.Temperature`.
+- `temperature`, if the loss takes one: any `ssl_jax.temperature.Temperature`.
 
-`ssl_jax.pairs` makes the first three from embeddings. It can also make `neg` a `pairs.NegativeBlocks`, which gives the
-same values and gradients without holding `[Q, M]` in memory. The mean over the queries is the loss of the paper. A loss
-whose paper has one positive per query is, for K > 1, the mean over the K positives of the loss with that one positive.
+`ssl_jax.pairs` computes the first three from embeddings. `neg` can also be a `pairs.NegativeBlocks`, which gives the
+same values and gradients without storing `[Q, M]`. The mean over the queries is the loss of the paper. If the paper
+defines a loss for one positive per query, the loss for K > 1 is the mean over the K positives.
 
-Values are float32 (float64 for float64 similarities), finite down to temperatures of 0.01, with finite gradients. A
-query without negatives is an error where `where` is known; inside jit, where it is not, its value and gradient are 0.
+Values are float32 (float64 for float64 similarities). Values and gradients are finite down to temperatures of 0.01. A
+query without negatives raises an error; inside jit and in blocks of negatives, its value and gradient are 0 instead.
 
-A few losses contain a mean over all queries. They take `axis_name`, and are then exact over devices in the sense of
-`ssl_jax.pairs`: differentiate the mean of this device, then `lax.pmean` the gradients.
+A few losses contain a mean over all queries and take `axis_name`, so that the mean is over all devices. As described in
+`ssl_jax.pairs`, differentiate the mean over this device's queries, and average the gradients with `lax.pmean`.
 
 Papers: DySTreSS (Manna et al. 2024), Wang & Liu 2021 (Understanding the Behaviour of Contrastive Loss), CACR (Zheng et
 al. 2023) and Lee 2025 (Understanding Self-Supervised Contrastive Learning through Supervised Objectives). Others are
@@ -47,7 +47,7 @@ def info_nce(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where:
   >>> print(info_nce(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.5))
   [0.2721]
   """
-  # -log(p / (p + n)) = softplus(log n - log p), which keeps its digits when the loss is small.
+  # -log(p / (p + n)) = softplus(log n - log p), which is accurate even if the loss is small.
   negatives = logsumexp(scale(neg, temperature), where)
   return jnp.mean(jax.nn.softplus(negatives[:, None] - scale(pos, temperature)), axis=1)
 
@@ -58,7 +58,7 @@ def multi_positive(
 ) -> jax.Array:
   """The mean over the K positives of `info_nce` with the same negatives (the CMC rows of CACR, App. C).
 
-  This is `info_nce` with `pos` [Q, K] under another name. Shapes: [Q, K], [Q, M] -> [Q].
+  This is another name for `info_nce` with `pos` [Q, K]. Shapes: [Q, K], [Q, M] -> [Q].
 
   >>> print(multi_positive(jnp.array([[0.9, 0.5]]), jnp.array([[0.1, -0.2]]), 0.5))
   [0.4002]
@@ -84,14 +84,14 @@ def sigmoid(
 ) -> jax.Array:
   """-log sigmoid(pos/tau + bias) - sum log sigmoid(-(neg/tau + bias)) (SigLIP, Zhai et al. 2023, Eq. 1).
 
-  Each pair is classified by itself. Training learns the bias, from the given value on.
+  Each pair is classified independently. Training learns the bias; `bias` is its initial value.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(sigmoid(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.1, bias=-10.0))
   [1.3134]
   """
   require('bias', bias, math.isfinite, 'a finite number')
-  assert where is not None  # `contrastive_loss` fills it in
+  assert where is not None  # set by `contrastive_loss`
   repelled = jnp.sum(jnp.where(where, jax.nn.softplus(scale(neg, temperature) + bias), 0), axis=1)
   return jnp.mean(jax.nn.softplus(-scale(pos, temperature) - bias), axis=1) + repelled
 
@@ -139,7 +139,7 @@ def hard(
 ) -> jax.Array:
   """`info_nce` over the hardest negatives of each query (Wang & Liu 2021, Eq. 8-9).
 
-  These are the ceil(fraction · M) most similar ones, where M counts the negatives that `where` keeps.
+  These are the ceil(fraction · M) most similar negatives, where M is the number of negatives that `where` keeps.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(hard(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.5, fraction=0.5))
@@ -153,7 +153,7 @@ def hard(
 def hard_simple(
   pos: jax.Array, neg: jax.Array, *, fraction: float, weight: float = 1.0, where: jax.Array | None = None
 ) -> jax.Array:
-  """`simple` over the hardest negatives of each query, those of `hard` (Wang & Liu 2021, sec. 5.5).
+  """`simple` over the hardest negatives of each query, as in `hard` (Wang & Liu 2021, sec. 5.5).
 
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
@@ -236,7 +236,7 @@ def hard_negative(
   """-log(e^(pos/tau) / (e^(pos/tau) + G)) (HCL, Robinson et al. 2021; the HN-CL rows of CACR).
 
   G = max(M · (E_w[e^(neg/tau)] - tau_plus · e^(pos/tau)) / (1 - tau_plus), M · e^(-1/tau)), with weights
-  w ∝ e^(beta · neg/tau) over the M negatives: beta stresses hard negatives, tau_plus is the share of false negatives.
+  w ∝ e^(beta · neg/tau) over the M negatives. beta emphasizes hard negatives; tau_plus is the rate of false negatives.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(hard_negative(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.5, beta=1.0))
@@ -248,7 +248,7 @@ def hard_negative(
   log_expected = (logsumexp((1 + beta) * n, where) - logsumexp(beta * n, where))[:, None]
   # log(E - tau_plus e^p) if that is positive; otherwise the floor applies.
   difference = jnp.log(jnp.asarray(tau_plus, p.dtype)) + p - log_expected
-  less = difference < -1e-30  # closer to 0 the derivative is not finite
+  less = difference < -1e-30  # closer to 0, the derivative is not finite
   debiased = log_expected + jnp.log(-jnp.expm1(jnp.where(less, difference, -1))) - jnp.log1p(-tau_plus)
   floor = scale(jnp.full_like(p, -1), temperature)
   log_count = jnp.log(jnp.maximum(count(neg, where), 1).astype(p.dtype))[:, None]
@@ -274,8 +274,8 @@ def align_uniform(
   """E‖x - x⁺‖² + weight · log E[e^(-t ‖x - x⁻‖²)], ‖x - y‖² = 2 - 2 s (Wang & Isola 2020; the AU-CL rows of CACR).
 
   The second expectation is over the negatives of all queries, so every query has the same second term. With
-  `view_pairs` above 1, the queries are those of that many pairs of views, one pair after the other, and it is over the
-  queries of a pair, as in the CACR authors' code: the logarithm is then averaged over the pairs.
+  `view_pairs` above 1, the queries are those of that many pairs of views, one pair after the other. The expectation is
+  then over the queries of one pair, and the logarithm is averaged over the pairs, as in the CACR authors' code.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(align_uniform(jnp.array([0.9, 0.5]), jnp.zeros((2, 3))))
@@ -292,8 +292,9 @@ def nt_xent(
 ) -> jax.Array:
   """NT-Xent of SimCLR: `info_nce` of two views, with all other views of the batch as negatives.  [B, D] ×2 -> [2B]
 
-  The views are normalized here. `block` above 0 computes that many queries at a time, in memory for block · 2B
-  similarities instead of (2B)². `axis_name` is the name of a mapped axis: see `ssl_jax.pairs` for the gradient.
+  The views are normalized here. With `block` above 0, that many queries are computed at a time, which needs memory for
+  block · 2B similarities instead of (2B)². `axis_name` is the name of a mapped axis; for its gradient, see
+  `ssl_jax.pairs`.
 
   >>> print(nt_xent(jnp.eye(2), jnp.eye(2), block=3))
   [0.2395 0.2395 0.2395 0.2395]
@@ -307,8 +308,8 @@ def penalties(neg: jax.Array, temperature: Temperature, where: jax.Array | None 
 
   Shapes: [Q, M] -> [Q, M].
 
-  At a constant temperature it is the gradient of `info_nce` with respect to each negative, divided by the one with
-  respect to the positive, up to its sign. It is 0 where `where` is False.
+  At a constant temperature, r is the gradient of `info_nce` with respect to each negative, divided by the gradient with
+  respect to the positive, up to the sign. It is 0 where `where` is False.
 
   >>> print(penalties(jnp.array([[0.5, 0.0]]), 0.5))
   [[0.7311 0.2689]]
@@ -341,10 +342,10 @@ def _log_penalties(neg, temperature, where):
 
 
 def _hardest(neg: jax.Array, where: jax.Array | None, fraction: float) -> tuple[jax.Array, jax.Array]:
-  """The ceil(fraction · M) largest negatives of each query, where M counts `where`, and their mask."""
+  """The ceil(fraction · M) largest of the M negatives that `where` keeps for each query, and their mask."""
   require('fraction', fraction, lambda x: 0 < x <= 1, 'in (0, 1]')
-  assert where is not None  # `contrastive_loss` fills it in
-  # The number to keep of 0, 1, ..., M negatives, in float64: 0.07 · 100 is slightly above 7, and its ceil must be 7.
+  assert where is not None  # set by `contrastive_loss`
+  # How many of 0, 1, ..., M negatives to keep. In float64, 0.07 · 100 is slightly above 7, but its ceil must be 7.
   sizes = np.ceil(fraction * np.arange(neg.shape[1] + 1) - 1e-9).astype(np.int32)
   _, index = jax.lax.top_k(masked(jax.lax.stop_gradient(neg), where), int(sizes[-1]))
   size = jnp.asarray(sizes)[jnp.sum(where, axis=1)]

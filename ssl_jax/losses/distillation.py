@@ -1,7 +1,7 @@
-"""Losses between a prediction and a target with its gradient stopped: `loss(prediction, target, ...) -> [B]`.
+"""Losses between a prediction and a stop-gradient target: `loss(prediction, target, ...) -> [B]`.
 
-One value per example. Functions of the whole batch (`sinkhorn`, `dino_centre`) take `axis_name` and then use the batch
-of all devices. Everything is computed in float32, or in float64 for float64 arguments.
+There is one value per example. Functions of the whole batch (`sinkhorn`, `dino_centre`) take `axis_name`, to use the
+global batch of all devices. Everything is computed in float32, or in float64 for float64 arguments.
 """
 
 import chex
@@ -77,8 +77,8 @@ def sinkhorn(
   """Soft assignments that use all prototypes equally (SwAV, Caron et al. 2020, Eq. 3-5).  [B, K] -> [B, K]
 
   The columns (prototypes, over the examples of all devices) and then the rows (examples) of e^(scores / epsilon) are
-  scaled to equal sums, `iterations` times; each row then sums to 1. `others` [M, K] are scores of further examples, the
-  same on every device, which take part without being returned. The gradient is stopped.
+  scaled to equal sums, `iterations` times; each row then sums to 1. `others` [M, K] are the scores of additional
+  examples, the same on every device, which are included in the sums but not returned. The gradient is stopped.
 
   >>> print(sinkhorn(jnp.array([[1.0, 0.9], [1.0, 0.0]])).round(2))
   [[0.14 0.86]

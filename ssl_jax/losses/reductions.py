@@ -1,4 +1,4 @@
-"""Sums over negatives that several losses share."""
+"""Reductions over negatives that several losses share."""
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,12 @@ from ssl_jax.stream import Stream
 
 
 def masked(x: jax.Array, where: jax.Array | None) -> jax.Array:
-  """-inf where `where` is False. A query without negatives keeps all, so that its unused value is finite.
+  """x, with -inf where `where` is False. A query without negatives keeps all entries: its unused value stays finite.
 
   >>> print(masked(jnp.zeros((1, 2)), jnp.array([[True, False]])))
   [[  0. -inf]]
   """
-  assert where is not None  # `contrastive_loss` fills it in
+  assert where is not None  # set by `contrastive_loss`
   return jnp.where(where | ~where.any(axis=1, keepdims=True), x, -jnp.inf)
 
 
@@ -34,7 +34,7 @@ def softmax_mean(logits: jax.Array, values: jax.Array, where: jax.Array | None) 
   [1.5]
   """
   if isinstance(logits, Stream):
-    return logits.softmax_mean(values)  # another stream
+    return logits.softmax_mean(values)  # `values` is a stream, too
   return jnp.sum(jax.nn.softmax(masked(logits, where), axis=1) * values, axis=1)
 
 
@@ -46,7 +46,7 @@ def total(x: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
   """
   if isinstance(x, Stream):
     return x.sum()
-  assert where is not None  # `contrastive_loss` fills it in
+  assert where is not None  # set by `contrastive_loss`
   return jnp.sum(jnp.where(where, x, 0), axis=1)
 
 
@@ -58,12 +58,12 @@ def count(neg: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
   """
   if isinstance(neg, Stream):
     return neg.count()
-  assert where is not None  # `contrastive_loss` fills it in
+  assert where is not None  # set by `contrastive_loss`
   return jnp.sum(where, axis=1)
 
 
 def log_mean_exp(x: jax.Array, counts: jax.Array, *, axis_name: str | None) -> jax.Array:
-  """log(sum e^x / sum counts) over the entries of all devices with counts above 0.  [...], [...] -> []"""
+  """log(sum e^x / sum counts) over the entries with counts above 0, on all devices.  [...], [...] -> []"""
   check_mapping(x, axis_name)
   where, counts = counts.astype(bool), counts.astype(x.dtype)  # float: a large batch has more than 2^31 pairs
   shift = jnp.max(jax.lax.stop_gradient(x), where=where, initial=-jnp.inf)
@@ -78,7 +78,7 @@ def log_mean_exp(x: jax.Array, counts: jax.Array, *, axis_name: str | None) -> j
 
 
 def log_mean_exp_by_pair(x: jax.Array, counts: jax.Array, *, view_pairs: int, axis_name: str | None) -> jax.Array:
-  """`log_mean_exp` of each of `view_pairs` consecutive groups of queries, for each of its queries.  [Q], [Q] -> [Q]"""
+  """`log_mean_exp` of each of `view_pairs` consecutive groups of queries, repeated for each query.  [Q], [Q] -> [Q]"""
   require('view_pairs', view_pairs, lambda n: n > 0 and len(x) % n == 0, f'a divisor of the {len(x)} queries')
   groups = zip(jnp.split(x, view_pairs), jnp.split(counts, view_pairs), strict=True)
   return jnp.repeat(jnp.stack([log_mean_exp(*group, axis_name=axis_name) for group in groups]), len(x) // view_pairs)

@@ -2,9 +2,9 @@
 
 `emp_ssl` takes any number of views.
 
-With `axis_name` the statistics are those of the batch of all devices, and the value is the same on every device. As in
-`ssl_jax.pairs`, differentiate on each device and average the gradients with `lax.pmean`: the result is the gradient of
-the loss of the whole batch, under `jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
+With `axis_name`, the statistics are those of the global batch, and the value is the same on every device. As in
+`ssl_jax.pairs`, differentiate on each device, and average the gradients with `lax.pmean`. The result is the gradient of
+the loss of the global batch, under `jax.pmap` and under `jax.shard_map(..., check_vma=False)`.
 
 Everything is computed in float32, or in float64 for float64 embeddings.
 """
@@ -21,7 +21,7 @@ from ssl_jax.registry import require, require_choice, require_positive
 def barlow_twins(z1: jax.Array, z2: jax.Array, *, lam: float = 0.0051, axis_name: str | None = None) -> jax.Array:
   """sum_i (1 - C_ii)² + lam · sum_{i≠j} C_ij² (Barlow Twins, Zbontar et al. 2021, Eq. 1-2).  [B, D] ×2 -> []
 
-  C is the `[D, D]` correlation over the batch between the features of the two views.
+  C is the `[D, D]` correlation matrix, over the batch, between the features of the two views.
 
   >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
   >>> print(barlow_twins(z, z).round(3), barlow_twins(z, -z).round(3))
@@ -48,8 +48,8 @@ def vicreg(
   """invariance · s(Z, Z') + variance · (v(Z) + v(Z')) + covariance · (c(Z) + c(Z')) (VICReg, Bardes et al. 2022).
 
   As in Alg. 1, s is the mean over batch and features of (z - z')², v the mean over features of [1 - sqrt(Var + 1e-4)]₊,
-  and c the sum of squared covariances of different features, divided by D. The authors' code halves v: variance=12.5.
-  Shapes: [B, D] ×2 -> [].
+  and c the sum of squared covariances of different features, divided by D. The authors' code halves v, as
+  variance=12.5 does. Shapes: [B, D] ×2 -> [].
 
   >>> z = 2 * jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
   >>> print(vicreg(z, z), vicreg(z, -z))
@@ -70,8 +70,8 @@ def vicreg(
 def w_mse(z1: jax.Array, z2: jax.Array, *, eps: float = 0.0, axis_name: str | None = None) -> jax.Array:
   """E[2 - 2 cos(W z, W' z')], each view whitened over the batch (W-MSE, Ermolov et al. 2021).  [B, D] ×2 -> []
 
-  W = L⁻¹ with L Lᵀ = (1 - eps) Σ + eps I, where Σ is the covariance of the view. The gradient flows through W. The
-  paper's eps of 0 needs more than D examples.
+  W = L⁻¹ with L Lᵀ = (1 - eps) Σ + eps I, where Σ is the covariance of the view. The gradient flows through W. With
+  the paper's eps of 0, the batch must have more than D examples.
 
   >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
   >>> print(w_mse(z, z), w_mse(z, -z))
@@ -102,7 +102,7 @@ def zero_cl(
   - 'feature' (FCL): features are standardized and whitened over the batch; c_i is the correlation of feature i of one
     view with feature i of the other.
   - 'instance' (ICL): the same for the transposed matrix: instances are standardized and whitened over the features.
-  - 'both': the sum.
+  - 'both': the sum of these two losses.
 
   The gradient through the whitening (Σ + eps I)^(-1/2) is stopped, as in the authors' code.
 
@@ -118,7 +118,7 @@ def zero_cl(
     h1, h2 = (_whiten(_standardize(z, 1e-4, axis_name), eps, axis_name) for z in (z1, z2))
     loss += jnp.sum((1 - _mean(h1 * h2, axis_name)) ** 2)
   if kind in ('instance', 'both'):
-    # A whitened instance mixes the instances of all devices.
+    # Whitening mixes instances, so the instances of all devices are needed.
     h1, h2 = (_whiten(pairs.gather(_standardize(z.T, 1e-4, None), axis_name, axis=1), eps, None) for z in (z1, z2))
     loss += jnp.sum((1 - jnp.mean(h1 * h2, axis=0)) ** 2)
   return loss
@@ -128,8 +128,8 @@ def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axi
   """sum_i (1 - z1_i·b2_i / B)² + sum_i (1 - z2_i·b1_i / B)² (ARB, Zhang et al. 2022).  [B, D] ×2 -> []
 
   z_i `[B]` is a standardized feature. b is the orthogonal basis nearest to the D features of the view,
-  Z (Zᵀ Z / B + eps I)^(-1/2), with its gradient stopped; eps is for batches of fewer than D examples. `groups` finds
-  one basis for each of this many equal groups of features, which is cheaper.
+  Z (Zᵀ Z / B + eps I)^(-1/2), with its gradient stopped; eps is for batches of fewer than D examples. With `groups`
+  above 1, each of that many equal groups of features has its own basis, which is cheaper.
 
   >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
   >>> print(f'{arb(z, z):.2f} {arb(z, -z):.2f}')
@@ -151,8 +151,8 @@ def arb(z1: jax.Array, z2: jax.Array, *, groups: int = 1, eps: float = 1e-5, axi
 def emp_ssl(*views: jax.Array, invariance: float = 200.0, eps: float = 0.2, axis_name: str | None = None) -> jax.Array:
   """-mean_v R(Z_v) - invariance · mean_v,b cos(z_vb, z̄_b) (EMP-SSL, Tong et al. 2023).  [B, D] ×V -> []
 
-  R(Z) = ½ log det(I + D / (B eps) Zᵀ Z) is the coding rate of unit vectors, which is large where they differ, and z̄ is
-  the mean of the views of an example. The paper writes eps², the authors' code eps.
+  R(Z) = ½ log det(I + D / (B eps) Zᵀ Z) is the coding rate of unit vectors, which is large if they are diverse, and z̄
+  is the mean of the views of an example. The paper has eps², the authors' code eps.
 
   >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0]])
   >>> print(f'{emp_ssl(z, z, z, eps=1.0):.3f} {emp_ssl(z, -z, eps=1.0):.3f}')
@@ -161,7 +161,7 @@ def emp_ssl(*views: jax.Array, invariance: float = 200.0, eps: float = 0.2, axis
   require_positive(invariance=invariance, eps=eps)
   z = normalize(jnp.stack(_views(*views, axis_name=axis_name)))
   size, dimension = _batch_size(z[0], axis_name), z.shape[2]
-  few = size <= dimension  # then Z Zᵀ, which has the same determinant, is smaller
+  few = size <= dimension  # then Z Zᵀ is the smaller matrix, with the same determinant
   if few:
     z, axis_name = pairs.gather(z, axis_name, axis=1), None
 
@@ -170,7 +170,7 @@ def emp_ssl(*views: jax.Array, invariance: float = 200.0, eps: float = 0.2, axis
     triangle = jnp.linalg.cholesky(jnp.eye(len(moments), dtype=z.dtype) + dimension / eps * moments)
     return jnp.sum(jnp.log(jnp.diagonal(triangle)))
 
-  # Not by jax.vmap: batched products can deadlock on a CPU that is split into devices (jax 0.10).
+  # No jax.vmap: batched products can deadlock on a CPU that is split into several devices (jax 0.10).
   rates = jnp.stack([rate(view) for view in z])
   # The mean over the views of cos(z_v, z̄) is the length of z̄.
   center = jnp.mean(z, axis=0)
@@ -204,7 +204,7 @@ def _center(z: jax.Array, axis_name: str | None) -> jax.Array:
 
 
 def _covariance(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> jax.Array:
-  """The mean over the examples of z1 z2ᵀ, for centered views.  [B, D] ×2 -> [D, D]"""
+  """The mean of z1 z2ᵀ over the examples, for centered views.  [B, D] ×2 -> [D, D]"""
   covariance = jnp.matmul(z1.T, z2, precision=jax.lax.Precision.HIGHEST) / z1.shape[0]
   return covariance if axis_name is None else jax.lax.pmean(covariance, axis_name)
 
@@ -214,7 +214,7 @@ def _standardize(z: jax.Array, eps: float, axis_name: str | None) -> jax.Array:
   z = _center(z, axis_name)
   size = _batch_size(z, axis_name)
   variance = _mean(z * z, axis_name) * (size / (size - 1))
-  # 1e-12 keeps the gradient of the root finite for constant features.
+  # 1e-12 keeps the gradient of the square root finite for constant features.
   return z / (jnp.sqrt(variance + 1e-12) + eps)
 
 

@@ -1,4 +1,4 @@
-"""Weighted positives and negatives: contrastive attraction and repulsion (CACR, Zheng et al. 2023), and margins.
+"""Losses with weighted positives and negatives (CACR, Zheng et al. 2023), and losses with a margin.
 
 The conventions are those of `ssl_jax.losses.contrastive`.
 """
@@ -40,11 +40,11 @@ def cacr(
 
   - `cost`: c = d ('euclidean'), -s ('inner'), or 'rbf' (Eq. 13-14): c = d for the positives, and for the negatives
     the logarithm of the mean over all queries of sum_j w⁻_j e^(-t_rbf · d_j), the same value for every query. With
-    `view_pairs` above 1 the mean is over the queries of one pair of views, as in `align_uniform`.
-  - `positive_weights`, `negative_weights`: prefer 'far' samples, 'near' samples (Table 10), or weight them equally,
+    `view_pairs` above 1, the mean is over the queries of one pair of views, as in `align_uniform`.
+  - `positive_weights`, `negative_weights`: favor 'far' or 'near' samples (Table 10), or weight all samples equally with
     'uniform' (Table 11; both uniform: UAUR, Eq. 11).
-  - `stop_positive_weights` stops the gradient through w⁺, for positives from a momentum encoder (Alg. 3). Otherwise it
-    flows through all weights.
+  - `stop_positive_weights`: stops the gradient through w⁺, for positives from a momentum encoder (Alg. 3). Otherwise,
+    gradients flow through all weights.
 
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
@@ -64,7 +64,7 @@ def cacr(
   attraction = jnp.sum(w_pos * (-pos if cost == 'inner' else d_pos), axis=1)
 
   def expected(neg, where):
-    """sum_j w⁻_j c(neg_j), with 'rbf' its logarithm and the number of negatives, as 0 or 1."""
+    """sum_j w⁻_j c(neg_j); for 'rbf', its logarithm, and whether the query has negatives."""
     d_neg = 2 - 2 * neg
     logits = signs[negative_weights] * t_neg * d_neg
     if cost == 'rbf':
@@ -95,8 +95,8 @@ def cacr_margin(
 ) -> jax.Array:
   """[sum_k w⁺_k c(pos_k) - sum_j w⁻_j c(neg_j) + margin]₊, `cacr` with a margin (CACR, B.5).
 
-  With uniform weights it is the generic triplet loss of mean costs, and for t_pos, t_neg -> inf it is `triplet`. The
-  arguments are those of `cacr`; its RBF cost has no margin form. Shapes: [Q] or [Q, K], [Q, M] -> [Q].
+  With uniform weights, it is the generic triplet loss of mean costs; for t_pos, t_neg -> inf, it is `triplet`. The
+  arguments are those of `cacr`, except that there is no RBF cost. Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(cacr_margin(jnp.array([[0.9, 0.5]]), jnp.array([[0.1, -0.2]]), margin=2.0))
   [0.8131]

@@ -1,4 +1,4 @@
-"""How views, parameters and extra state become a loss and the next extra state: one small protocol, one table."""
+"""Methods by name. Each maps views, parameters and extra state to a loss and the next extra state."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ METHODS: dict[str, type[Method]] = {
   'image_text': ImageText,
 }
 
-TEXT = dict(name='clip_text')  # the default encoder of captions
+TEXT = dict(name='clip_text')  # the default caption encoder
 
 
 class Parts(NamedTuple):
@@ -89,10 +89,10 @@ def create(
   axis_name: str | None = None,
   built: Parts | None = None,
 ) -> Method:
-  """The method of a config over training of a known length.
+  """Builds the method of a config for a training run of known length.
 
-  `examples` is the number of training examples, or None where it does not matter; `built` are its `parts`, if they
-  exist already.
+  `examples` is the number of training examples, or None if it does not matter. `built` are the `parts` of the config,
+  if they have been built already.
   """
   method, network, contrast = built or parts(config, axis_name)
   clock: dict[str, Any] = dict(steps_per_epoch=steps_per_epoch, total_steps=total_steps)
@@ -107,8 +107,8 @@ def create(
   )
 
 
-def _loss(method: str, kind: type[Method], spec: Mapping[str, Any], heated: bool) -> Callable[..., jax.Array]:
-  """The loss that a config names, with its parameters; `heated`: whether the config has a temperature."""
+def _loss(method: str, kind: type[Method], spec: Mapping[str, Any], has_temperature: bool) -> Callable[..., jax.Array]:
+  """The loss that a config names, with its parameters; `has_temperature` is whether the config has a temperature."""
   name: Any = spec.get('name')
   if name not in kind.accepts:
     raise ValueError(f'loss.name = {name!r} is not a loss of the method {method!r}: {nearest(name, kind.accepts)}')
@@ -120,11 +120,11 @@ def _loss(method: str, kind: type[Method], spec: Mapping[str, Any], heated: bool
     given = [key for key, parameter in taken.items() if parameter.default is parameter.empty]
     found = find('loss', spec, kind.accepts, given=[*given, 'axis_name'])
     loss, takes, reason = functools.partial(found.entry, **found.parameters), 'temperature' in taken, ''
-  if takes and not heated:
+  if takes and not has_temperature:
     raise ValueError(
       f"temperature.name = 'none', but the loss {name!r} needs a temperature: set temperature.name=constant"
     )
-  if heated and not takes:
+  if has_temperature and not takes:
     because = f' ({reason})' if reason else ''
     raise ValueError(f'the loss {name!r} takes no temperature{because}: set temperature.name=none')
   return loss

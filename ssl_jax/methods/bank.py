@@ -1,4 +1,4 @@
-"""The memory bank (Wu et al. 2018), as Wang & Liu 2021 use it."""
+"""The memory bank (Wu et al. 2018), as used by Wang & Liu 2021."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -15,15 +15,15 @@ from ssl_jax.registry import prefix, require
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryBank(Method):
-  """Each training image has an entry in the bank. Its own entry is the positive, all others are negatives.
+  """Each training image has an entry in the bank: its own entry is the positive, all other entries are negatives.
 
   bank[i] <- normalize(momentum · bank[i] + (1 - momentum) · z_i) after each step, where z_i is the mean over the views
   of the unit embeddings of image i.
 
   Attributes:
-    momentum: the share of an entry that is kept.
-    negatives: above 0, draw this many entries at each step, with replacement, as the negatives of the whole batch;
-      0: all entries. A `hard` loss takes its top fraction of these.
+    momentum: the weight of the old entry.
+    negatives: the number of entries drawn at each step, with replacement, as the negatives of the whole batch; 0 for
+      all entries. A `hard` loss selects its fraction from these.
     block: as in SimCLR.
   """
 
@@ -54,7 +54,7 @@ class MemoryBank(Method):
     views = [normalize(view) for view in views]
     drawn = jax.random.randint(inputs.key, (self.negatives,), 0, len(bank)) if self.negatives else None
     index = jnp.tile(inputs.index, len(views))
-    # Entries are unit vectors already; normalizing them again would copy the bank.
+    # Entries are already unit vectors; normalizing them again would copy the bank.
     queries = jnp.concatenate(views)
     pos, neg, where = pairs.with_bank(queries, bank, index, drawn, similarity='dot', block=self.block)
     loss = jnp.mean(self.contrast.at(params)(pos, neg, where, tau, axis_name=self.axis_name))

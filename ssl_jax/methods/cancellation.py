@@ -17,16 +17,17 @@ from ssl_jax.registry import prefix
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FNC(Momentum):
-  """Each view is contrasted with the keys of all views, of the batch and of earlier ones, except those that look alike.
+  """Each view is contrasted with the keys of all views of this batch and of earlier ones, except false negatives.
 
-  Keys come from the momentum encoder. A key of another image looks like an image by its largest cosine with the keys of
-  the image's own views, the support. The `top` of them, if above `threshold`, are false negatives: the loss `fnc`
-  attracts them, or leaves them out. Small crops are queries only.
+  Keys come from the momentum encoder. The score of another image's key is its largest cosine similarity to the keys of
+  the query image's own views (its support). The `top` keys by score, if above `threshold`, are false negatives: the
+  loss `fnc` attracts or ignores them. Small crops are used as queries only.
 
   Attributes:
-    queue: the number of keys of earlier batches, a multiple of batch_size; 0 for none. The keys of the first views
-      enter it, as many as it holds. The authors' memory of 16 batches with 10 views holds 6 earlier ones.
-    top, threshold: which keys are false negatives.
+    queue: the number of keys from earlier batches, a multiple of batch_size; 0 for none. At each step, the keys of the
+      first views enter the queue, as many as fit. The authors' memory of 16 batches of keys is a queue of 6 batches,
+      plus the 10 views of the current batch.
+    top, threshold: determine which keys are false negatives.
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'fnc': losses.fnc}
@@ -39,7 +40,7 @@ class FNC(Momentum):
     super().__post_init__()
     if self.queue:
       check_queue(self.queue, self.plan.batch_size)
-    with prefix('method'):  # it checks its arguments
+    with prefix('method'):  # `false_negatives` checks its arguments
       one = jnp.zeros((1, 1))
       jax.eval_shape(lambda: losses.false_negatives(one, one > 0, top=self.top, threshold=self.threshold))
 
@@ -84,7 +85,7 @@ class FNC(Momentum):
     return mean(values), Outputs(stats, extra, metrics)
 
   def _where(self, batch: int, total: int) -> jax.Array:
-    """Which keys of the memory belong to other images than each query.  -> bool [B, V·N + queue]"""
+    """Which keys belong to other images than the query.  -> bool [B, V·N + queue]"""
     first = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name) * batch
     apart = (first + jnp.arange(batch))[:, None] != jnp.arange(total)[None, :]
     return jnp.concatenate([jnp.tile(apart, (1, self.plan.views)), jnp.ones((batch, self.queue), bool)], axis=1)

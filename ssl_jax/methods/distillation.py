@@ -15,17 +15,17 @@ from ssl_jax.registry import is_mapping, prefix, require
 
 
 def directions(views: int, targets: int) -> list[tuple[int, int]]:
-  """(view, target) for each view and each target that is another view."""
+  """All pairs (view, target) in which the target is from another view."""
   return [(v, w) for v, w in itertools.product(range(views), range(targets)) if v != w]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimSiam(Method):
-  """The prediction of each view matches the stop-gradient projection of each other view (Chen & He 2021).
+  """The prediction of each view matches the stop-gradient projection of every other view (Chen & He 2021).
 
   Attributes:
-    mean_target: with more than two views, each view has one target, the mean of the projections of all others, instead
-      of one target per other view (FastSiam, Pototzky et al. 2022).
+    mean_target: with more than two views, use the mean of the projections of all other views as the only target of a
+      view, instead of one target per other view (FastSiam, Pototzky et al. 2022).
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'simsiam': losses.simsiam}
@@ -49,9 +49,9 @@ class SimSiam(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BYOL(Momentum, SimSiam):
-  """SimSiam with the targets of a momentum encoder (Grill et al. 2020).
+  """SimSiam with targets from a momentum encoder (Grill et al. 2020).
 
-  The loss is the mean over both directions, half of the paper's sum.
+  The loss is the mean over both directions, which is half of the paper's sum.
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'byol': losses.byol}
@@ -69,17 +69,17 @@ class BYOL(Momentum, SimSiam):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DINO(Momentum):
-  """The student predicts the teacher's prototype assignment of each other view (Caron et al. 2021).
+  """The student predicts the teacher's prototype assignment of every other view (Caron et al. 2021).
 
-  The teacher is the momentum encoder and sees no small crops. Its logits are centred with extra['centre'], a moving
-  average over batches. The student uses the config's temperature. Evaluations use the student, while the authors
-  evaluate the teacher; the config's `ema` evaluates a moving average of the student.
+  The teacher is the momentum encoder and sees no small crops. Its logits are centered by extra['centre'], a moving
+  average over batches. The student uses the config's temperature. Evaluations use the student, whereas the authors
+  evaluate the teacher; to evaluate a moving average of the student, set `ema` in the config.
 
   Attributes:
     teacher_temperature: a number or a schedule, such as
       dict(name='linear_schedule', start=0.04, end=0.07, epochs=30).
-    centre_momentum: the share of the centre that is kept.
-    freeze_epochs: the prototypes are not trained for this many epochs.
+    centre_momentum: the weight of the old center in its moving average.
+    freeze_epochs: the number of epochs at the start in which the prototypes are not trained.
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'dino': losses.dino}

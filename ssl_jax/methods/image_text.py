@@ -1,4 +1,4 @@
-"""Image and text contrasted in both directions: CLIP, SigLIP and CACR, with any contrastive loss and temperature."""
+"""Contrast of images and text in both directions: CLIP, SigLIP and CACR, or any contrastive loss and temperature."""
 
 import dataclasses
 import functools
@@ -16,14 +16,14 @@ from ssl_jax.registry import prefix
 
 
 class Towers(Network):
-  """The network of the images, and in `text` that of their captions. It is applied to images; `text` stands alone."""
+  """The image network, with the caption network in `text`. It encodes images only; `text` is applied separately."""
 
   text: Network | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageText(Method):
-  """An image and its caption are positives, the captions and images of all other pairs negatives (CLIP, Radford 2021).
+  """An image and its caption are positives; captions and images of other pairs are negatives (CLIP, Radford 2021).
 
   The last view is the caption; the others are views of the image. With images x_v,i (V views), captions y_i, and
   ℓ(pos, neg) the loss of a query:
@@ -31,14 +31,15 @@ class ImageText(Method):
     L = mean over v and i of ℓ({x_v,i · y_i}, {x_v,i · y_j : j ≠ i}) / 2
       + mean over i of ℓ({y_i · x_v,i : v}, {y_i · x_v,j : v, j ≠ i}) / 2.
 
-  With one view and `info_nce` this is CLIP, with `sigmoid` SigLIP. In the config, `method.text` is the encoder of the
-  captions and `method.text_projector` its projector, by default that of the images.
+  With one view and `info_nce` this is CLIP, with `sigmoid` SigLIP. In the config, `method.text` is the caption encoder
+  and `method.text_projector` its projector, by default a head like `projector`.
 
-  With a queue, the captions of earlier batches are further negatives of an image, and their images (in the last view)
-  of a caption. They are the embeddings of their own step, without a gradient (Wang et al. 2020).
+  With a queue, the captions of earlier batches are additional negatives of each image, and the images of earlier
+  batches (their last view) are additional negatives of each caption. Queued embeddings are not recomputed and have no
+  gradient (Wang et al. 2020).
 
   Attributes:
-    queue: the number of earlier pairs that are negatives; 0: those of the batch only.
+    queue: the number of pairs from earlier batches that are negatives; 0 for the current batch only.
     block: as in SimCLR.
   """
 
@@ -57,7 +58,7 @@ class ImageText(Method):
 
   @property
   def reader(self) -> Method:
-    """A method with the network of the captions, whose parameters are those in `text` of the network's."""
+    """This method with the caption network, whose parameters are in `text` of the network's parameters."""
     assert isinstance(self.network, Towers) and self.network.text is not None
     return dataclasses.replace(self, network=self.network.text)
 
@@ -75,7 +76,7 @@ class ImageText(Method):
     if 'batch_stats' in variables:
       batch_stats = {**batch_stats, 'text': variables['batch_stats']}
     if self.queue:
-      shape = (2, self.queue, widths[0])  # of images and of captions
+      shape = (2, self.queue, widths[0])  # images and captions
       extra = {**extra, **new_queue(jax.random.fold_in(key, 2), shape, self.plan.batch_size)}
     return params, batch_stats, extra
 
@@ -100,10 +101,10 @@ class ImageText(Method):
     return loss, Outputs(batch_stats, extra, metrics)
 
   def text_features(self, params: Any, batch_stats: Any, sentences: jax.Array) -> dict[str, jax.Array]:
-    """{'backbone': [b, D], 'projector': [b, P]} of sentences, with running statistics."""
+    """{'backbone': [b, D], 'projector': [b, P]} of sentences, with the running statistics of batch norm."""
     return self.reader.features(*_of_text(params, batch_stats), sentences)
 
 
 def _of_text(params: Any, batch_stats: Any) -> tuple[Any, Any]:
-  """The parameters and the running statistics of `ImageText.reader`."""
+  """The parameters and running statistics for `ImageText.reader`."""
   return {**params, 'network': params['network']['text']}, batch_stats.get('text', {})

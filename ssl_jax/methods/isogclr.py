@@ -30,11 +30,11 @@ def robust_contrastive(
 
   Args:
     differences: h, the similarity of a negative minus that of the positive, `[B, M]`.
-    tau: one per image, `[B]`.
-    average: s of the previous step, `[B]`; 0 for an image seen for the first time, whose s is its first g.
-    where: False where `differences` is not of a negative, `[B, M]`.
-    momentum: the share of the old average in the new one.
-    rho: the largest KL divergence of the weights of an image's negatives from uniform weights, which τ enforces.
+    tau: one temperature per image, `[B]`.
+    average: the previous s, `[B]`; 0 for an image seen for the first time, whose s is its first g.
+    where: False for entries of `differences` that are not negatives, `[B, M]`.
+    momentum: the weight of the old average in the new one.
+    rho: the largest KL divergence of the weights of an image's negatives from uniform weights; τ enforces this bound.
 
   Returns:
     The loss, s, and the derivative of the loss with respect to τ, each `[B]`; the last two have no gradient.
@@ -54,10 +54,10 @@ def robust_contrastive(
 class ISogCLR(Method):
   """SimCLR with one temperature per image, learned with the encoder (Qiu et al. 2023).
 
-  τ <- clip(τ - tau_rate · u, tau_min, tau_max), where u is a moving average (keeping `tau_momentum`) of the derivative
-  of the image's loss with respect to τ. Images with many similar ones get high temperatures, rare images low ones. All
-  start at `tau_start`. With `tau_rate` 0 they stay there, which is SogCLR (Yuan et al. 2022) up to the factor τ of its
-  loss. The defaults are those of the authors' library.
+  τ <- clip(τ - tau_rate · u, tau_min, tau_max), where u is a moving average (with momentum `tau_momentum`) of the
+  derivative of the image's loss with respect to τ. Images with many similar images get high temperatures, rare images
+  low ones. All temperatures start at `tau_start`. With `tau_rate` 0 they stay there, which is SogCLR (Yuan et al. 2022)
+  up to the factor τ of its loss. The defaults are those of the authors' library.
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'robust_contrastive': robust_contrastive}
@@ -90,7 +90,7 @@ class ISogCLR(Method):
     views, batch_stats = self.embed(params, batch_stats, inputs.views)
     pos, neg, where = pairs.in_batch(*views, axis_name=self.axis_name)
     assert isinstance(neg, jax.Array)  # not in blocks
-    # Queries are ordered view by view; bring all pairs of an image into one row.
+    # Queries are ordered view by view; move all pairs of an image into one row.
     rows = lambda x: jnp.moveaxis(x.reshape(len(views), len(inputs.index), -1), 0, 1).reshape(len(inputs.index), -1)
     h = neg - pos.mean(axis=1, keepdims=True)
     images = extra['images']

@@ -1,7 +1,7 @@
 """MoCo v2 (Chen et al. 2020) and v3 (Chen et al. 2021) with any contrastive loss and any temperature.
 
-Batch norm is over the global batch, so a query cannot recognize its key by the statistics of their device. The authors
-shuffle batches to prevent that; here nothing is shuffled.
+The authors shuffle batches across devices, so that a query cannot recognize its key by the batch statistics of their
+device. Here batch norm is over the global batch, so no shuffling is needed.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from ssl_jax.registry import prefix, require
 
 
 def new_queue(key: jax.Array, shape: tuple[int, ...], batch_size: int) -> dict[str, jax.Array]:
-  """Random unit vectors [..., M, D], the position of the next keys, and those keys [..., B, D]."""
+  """A queue of random unit vectors [..., M, D], the position of the next keys, and those keys [..., B, D]."""
   queue = normalize(jax.random.normal(key, shape))
   return {'queue': queue, 'pointer': jnp.zeros((), jnp.int32), 'keys': queue[..., :batch_size, :]}
 
@@ -27,8 +27,8 @@ def new_queue(key: jax.Array, shape: tuple[int, ...], batch_size: int) -> dict[s
 def enqueue(extra: dict) -> dict[str, jax.Array]:
   """The queue with its oldest keys replaced by those of the previous step.
 
-  Keys enter at the start of the next step: at the end of their own, the gradient still reads the queue, and XLA would
-  copy it.
+  Keys enter at the start of the next step. At the end of their own step, the backward pass still reads the queue, so
+  XLA would copy it.
   """
   queue, pointer, keys = extra['queue'], extra['pointer'], extra['keys']
   queue = jax.lax.dynamic_update_slice_in_dim(queue, keys, pointer, axis=queue.ndim - 2)
@@ -44,15 +44,15 @@ def check_queue(size: int, batch_size: int) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoCo(Momentum):
-  """Keys come from a momentum encoder; the negatives are the keys of the last `queue` images.
+  """Keys come from a momentum encoder; the negatives are the `queue` most recent keys.
 
-  The first view is the query, the K others are its positives. Small crops are additional queries. The keys of the last
-  view enter the queue. CACR's Alg. 3 is symmetric=True, intra_batch=True and the loss `cacr` with
+  The first view is the query, and the K others are its positives. Small crops are additional queries. The keys of the
+  last view enter the queue. For CACR's Alg. 3, set symmetric=True and intra_batch=True, and use the loss `cacr` with
   stop_positive_weights=True.
 
   Attributes:
-    queue: the number of keys.
-    symmetric: use each view as the query in turn.
+    queue: the number of keys in the queue.
+    symmetric: use every view, not only the first, as the query.
     intra_batch: add the queries of the other images in the same view to the negatives.
     block: as in SimCLR.
   """
@@ -77,13 +77,13 @@ class MoCo(Momentum):
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
     slow, queue = self.follow(params, extra, inputs), enqueue(extra)
     large, tau = len(self.large(inputs)), self.tau(params, inputs)
-    first = 0 if self.symmetric else 1  # of the views that are keys
+    first = 0 if self.symmetric else 1  # the first view that is a key
     keys = [normalize(key) for key in self.targets(slow, batch_stats, inputs.views[first:large])]
     queries = inputs.views if self.symmetric else (inputs.views[0], *inputs.views[large:])
     queries, stats = self.embed(params, batch_stats, queries)
     found = []
     for own, query in enumerate(queries):
-      # Keys are unit vectors already; normalizing the queue again would copy it.
+      # Keys are already unit vectors; normalizing the queue again would copy it.
       found.append(
         pairs.with_queue(
           normalize(query),
@@ -104,18 +104,18 @@ class MoCo(Momentum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MoCoV3(Momentum):
-  """The predicted query of each view against the keys of the other views of all images in the batch.
+  """Contrasts the predicted query of each view with the keys of the other views of all images in the batch.
 
   With queries q_v,i and keys k_w,i of the views v, w of image i, and ℓ(pos, neg) the loss of a query:
 
     L = mean over v ≠ w and i of ℓ({q_v,i · k_w,i}, {q_v,i · k_w,j : j ≠ i}).
 
-  The paper's loss is the sum over v ≠ w times 2 tau: AdamW cancels that factor, and so does LARS for weights.
-  With `keys_together` each query has all of its K positives at once, which weights such as those of `cacr` need:
+  The paper's loss is the sum over v ≠ w times 2 tau. AdamW is invariant to this factor, and so is LARS for weights.
+  With `keys_together`, each query has all of its K positives at once, as losses that weight positives (`cacr`) need:
 
     L = mean over v and i of ℓ({q_v,i · k_w,i : w ≠ v}, {q_v,i · k_w,j : w ≠ v, j ≠ i}).
 
-  With two views both are the same. Small crops are queries only.
+  With two views, both are the same. Small crops are used as queries only.
 
   Attributes:
     keys_together: contrast a query with the keys of all other views at once.

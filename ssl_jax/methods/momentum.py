@@ -1,4 +1,4 @@
-"""The momentum encoder, shared by several methods."""
+"""The momentum encoder that several methods share."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,9 @@ from ssl_jax.registry import prefix, require
 class Momentum(Method):
   """A second encoder and projector, extra['momentum'], whose weights follow the trained ones (He et al. 2020).
 
-  slow <- m slow + (1 - m) fast at the start of each step, that is right after the previous optimizer step. m is
-  `momentum` or, with `final_momentum`, m_end - (m_end - m)(1 + cos(pi step / steps)) / 2 (Grill et al. 2020). The
-  second encoder uses batch statistics, as the first does, and keeps no running statistics.
+  slow <- m slow + (1 - m) fast at the start of each step, i.e. right after the previous optimizer step. m is `momentum`
+  or, with `final_momentum`, m_end - (m_end - m)(1 + cos(pi step / steps)) / 2 (Grill et al. 2020). Like the trained
+  encoder, the second encoder normalizes with batch statistics; it keeps no running statistics.
   """
 
   momentum: float = 0.999

@@ -1,4 +1,4 @@
-"""The interface between a method and the update, and the network that methods share."""
+"""The interface between a method and the training update, and the network that methods share."""
 
 import dataclasses
 import itertools
@@ -20,18 +20,18 @@ class Plan(NamedTuple):
 
   batch_size: int  # examples per step, over all devices
   examples: int  # training examples
-  views: int  # views of full size
+  views: int  # full-size views
   steps_per_epoch: int
   total_steps: int
 
 
 class Inputs(NamedTuple):
-  """This device's part of a step."""
+  """This device's part of the inputs of a step."""
 
-  views: tuple[jax.Array, ...]  # views of the same examples, each [b, H, W, C], normalised; small crops come last
+  views: tuple[jax.Array, ...]  # views of the same examples, each [b, H, W, C], normalized; small crops come last
   index: jax.Array  # type: ignore[assignment]  # int32 [b], positions of the examples in the training set
   step: jax.Array  # int32 []
-  key: jax.Array  # of this step, the same on every device
+  key: jax.Array  # random key of this step, the same on every device
 
 
 class Outputs(NamedTuple):
@@ -66,17 +66,18 @@ class Network(nn.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-  """Pure functions of explicit state. A method overrides `loss`, and other methods as needed.
+  """A training method, as pure functions of explicit state. A subclass overrides `loss`, and more as needed.
 
-  The fields that a subclass adds are its parameters in the config section `method`, and `microbatches` is one of all.
+  The fields that a subclass adds are its parameters in the config section `method`. `microbatches` is a parameter of
+  every method.
 
   Attributes:
-    microbatches: above 1, the network encodes each device's part of the batch in this many parts, one after the other,
-      and again in the backward pass: the exact gradient of the loss of the whole batch, in the memory of one part
-      (gradient caching, Gao et al. 2021). Batch norm normalizes each part by itself, over all devices.
+    microbatches: if above 1, the network encodes each device's part of the batch in this many parts, one after the
+      other, and recomputes them in the backward pass. This gives the exact gradient of the loss of the whole batch with
+      the memory of one part (gradient caching, Gao et al. 2021). Batch norm is over each part, on all devices.
   """
 
-  GIVEN: ClassVar[tuple[str, ...]] = ('network', 'contrast', 'temperature', 'plan', 'axis_name')  # not by the config
+  GIVEN: ClassVar[tuple[str, ...]] = ('network', 'contrast', 'temperature', 'plan', 'axis_name')  # not in configs
 
   accepts: ClassVar[Mapping[str, Callable]] = losses.CONTRASTIVE  # the losses that the config may name
   predictor: ClassVar[str | None] = None  # the head after the projector; `method.predictor` changes it
@@ -91,7 +92,7 @@ class Method:
   microbatches: int = 1
 
   def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
-    """(params, batch_stats, extra), from a few example inputs."""
+    """The initial (params, batch_stats, extra), for inputs with the shape of `images`."""
     variables = self.network.init(key, images, train=False, predict=True)
     params = {'network': variables['params'], 'temperature': self.temperature.init()}
     if isinstance(self.contrast, losses.Loss) and (learned := self.contrast.init()):
@@ -99,7 +100,7 @@ class Method:
     return params, variables.get('batch_stats', {}), {}
 
   def start_from(self, encoder: Mapping, params: Any, batch_stats: Any, extra: Any) -> tuple[Any, Any, Any]:
-    """The results of `init` with the encoder's weights replaced by {'params': ..., 'batch_stats': ...}."""
+    """The results of `init`, with the weights of the encoder replaced by {'params': ..., 'batch_stats': ...}."""
     params = {**params, 'network': {**params['network'], 'encoder': encoder['params']}}
     if 'batch_stats' in encoder:
       batch_stats = {**batch_stats, 'encoder': encoder['batch_stats']}
@@ -110,7 +111,7 @@ class Method:
     raise TypeError(f'{type(self).__name__} has no loss')
 
   def features(self, params: Any, batch_stats: Any, images: jax.Array) -> dict[str, jax.Array]:
-    """{'backbone': [b, D], 'projector': [b, P]} of normalized inputs, with running statistics."""
+    """{'backbone': [b, D], 'projector': [b, P]} of normalized inputs, with the running statistics of batch norm."""
     outputs: Any = self.network.apply({'params': params['network'], 'batch_stats': batch_stats}, images, train=False)
     return outputs
 
@@ -145,11 +146,11 @@ class Method:
     m = self.microbatches
     if m == 1:
       return apply(group)
-    # Example i is in part i mod m, so that on any number of devices a part has the same examples of the global batch.
+    # Example i is in part i mod m, so that a part has the same examples for any number of devices.
     split = lambda x: jnp.swapaxes(x.reshape(-1, m, *x.shape[1:]), 0, 1)
     join = lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
     outputs, stats = jax.lax.map(jax.checkpoint(apply, prevent_cse=False), jax.tree.map(split, group))
-    # One update of the running statistics per step, by the mean over the parts: it is linear in their statistics.
+    # The update of the running statistics is linear in the batch statistics, so the mean over the parts is one update.
     return jax.tree.map(join, outputs), jax.tree.map(lambda x: jnp.mean(x, axis=0), stats)
 
   def embed(
@@ -179,7 +180,7 @@ def mean(values: Sequence[jax.Array]) -> jax.Array:
 
 def write(table: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
   """The table with the rows of some examples replaced.  [N, ...], int [B], [B, ...] -> [N, ...]"""
-  # An image that replaces a broken one may be in the batch twice; only its first row is written.
+  # An image that replaces a broken one may be in the batch twice. Only its first row is written.
   again = jnp.argmax(index[:, None] == index[None], axis=1) != jnp.arange(len(index))
   return table.at[jnp.where(again, len(table), index)].set(rows, mode='drop')
 
@@ -197,12 +198,12 @@ def require_epochs(**values: int) -> None:
 
 
 def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:
-  """The parameters, with their gradient stopped before the step `until`."""
+  """The parameters, with their gradient stopped at steps before `until`."""
   return jax.tree.map(lambda p: jnp.where(step < until, jax.lax.stop_gradient(p), p), params)
 
 
 def mean_temperature(tau: Temperature | None, pos: jax.Array) -> dict[str, jax.Array]:
-  """{'temperature': the mean temperature of the positives}, a metric; {} for a loss without one."""
+  """The metric {'temperature': mean temperature of the positives}; {} for a loss without temperature."""
   if tau is None:
     return {}
   return {'temperature': jnp.mean(tau(pos) if callable(tau) else jnp.asarray(tau, jnp.float32))}

@@ -36,7 +36,7 @@ class Redundancy(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EMPSSL(Redundancy):
-  """EMP-SSL (Tong et al. 2023): one loss of all views, which are many small crops."""
+  """EMP-SSL (Tong et al. 2023): one loss over all views, which are many small crops."""
 
   accepts: ClassVar[Mapping[str, Callable]] = {'emp_ssl': losses.emp_ssl}
 

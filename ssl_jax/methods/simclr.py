@@ -1,4 +1,4 @@
-"""Contrast among the views of a batch, with any contrastive loss and any temperature: SimCLR, CMC and CACR."""
+"""Contrast within a batch, with any contrastive loss and any temperature: SimCLR, CMC and CACR."""
 
 import dataclasses
 import functools
@@ -20,12 +20,14 @@ class SimCLR(Method):
 
   Attributes:
     by_view_pair: take the negatives from one pair of views at a time, as the CACR authors' code does. The loss must be
-      separable into a term of the positives and a term of the negatives. A logarithm of a mean over all queries, in
-      `align_uniform` and `cacr` with the RBF cost, is taken for each pair and then averaged.
-    block: above 0, compare this many queries per device with all keys at a time: the same numbers in less memory.
-    ring: with a block and several devices, send keys around in a ring instead of gathering them: the same numbers.
-    similarity: 'cosine', or of unnormalized embeddings 'dot' or 'euclidean', the negative distance (Lee 2025, Table 1).
-    views_apart: encode one view after the other, so that each is a separate batch for batch norm, as in many codes.
+      separable into a term of the positives and a term of the negatives. If it contains the logarithm of a mean over
+      all queries (`align_uniform`, and `cacr` with the RBF cost), the logarithm is computed per pair, then averaged.
+    block: if above 0, the number of queries per device that are compared with all keys at a time. This saves memory and
+      gives the same results.
+    ring: with `block` on several devices, pass keys around a ring instead of gathering them; same results.
+    similarity: 'cosine'; or, on unnormalized embeddings, 'dot' or 'euclidean', the negative distance (Lee 2025,
+      Table 1).
+    views_apart: encode one view after the other, each as a separate batch for batch norm, as many implementations do.
   """
 
   contrast: Loss
@@ -65,7 +67,7 @@ class SimCLR(Method):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CMC(Method):
-  """Each pair of views is contrasted separately: one positive, and the negatives of that view only.
+  """Each ordered pair of views is contrasted separately, with one positive and the negatives of the second view.
 
   With augmentations as views this is contrastive multiview coding (Tian et al. 2019), a baseline of CACR.
   """

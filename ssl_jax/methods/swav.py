@@ -17,13 +17,13 @@ from ssl_jax.registry import prefix, require, require_positive
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SwAV(Method):
-  """The code of each large view, found by Sinkhorn over the batch, is predicted from each other view.
+  """Each view predicts the codes of the other full-size views. Sinkhorn computes the codes over the batch.
 
   Attributes:
-    epsilon, iterations: of the Sinkhorn algorithm.
-    queue: above 0, this many earlier embeddings take part in it, once the queue is full and `queue_epochs` have passed;
-      for batches that are small compared with the number of prototypes.
-    freeze_epochs: the prototypes are not trained for this many epochs.
+    epsilon, iterations: parameters of the Sinkhorn algorithm.
+    queue: the number of earlier embeddings that Sinkhorn includes, once the queue is full and `queue_epochs` have
+      passed; 0 for none. Use it if batches are small compared with the number of prototypes.
+    freeze_epochs: the number of epochs at the start in which the prototypes are not trained.
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'swav': losses.swav}

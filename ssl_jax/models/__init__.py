@@ -46,10 +46,10 @@ ENCODERS: dict[str, Callable[..., Encoder]] = {
 
 
 def create(name: str, *, dtype: DTypeLike = jnp.float32, axis_name: str | None = None, **fields: Any) -> Encoder:
-  """The encoder `name` of ENCODERS; `fields` are its other fields, such as `zero_init_residual`."""
+  """The encoder `name` of ENCODERS; `fields` override its fields, such as `zero_init_residual`."""
   return registry.build('model', {'name': name, **fields}, ENCODERS, dtype=dtype, axis_name=axis_name)
 
 
 def example(encoder: Encoder, size: int) -> jax.Array:
-  """Two inputs of an encoder, all zero: images of `size` pixels per side, or sentences of `size` tokens."""
+  """Two all-zero inputs of an encoder: images of `size` pixels per side, or sentences of `size` tokens."""
   return encoder.example(size)

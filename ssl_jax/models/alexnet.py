@@ -30,7 +30,7 @@ class AlexNet(Encoder):
   @nn.compact
   def __call__(self, images: jax.Array, train: bool) -> jax.Array:
     chex.assert_shape(images, (None, None, None, 3))
-    if min(images.shape[1:3]) < 15:  # three pools reduce 15 to 7, 3 and 1
+    if min(images.shape[1:3]) < 15:  # three max-pools reduce 15 to 7, 3 and 1
       size = f'{images.shape[1]} × {images.shape[2]}'
       raise ValueError(f'model.name = alexnet_small needs images of at least 15 × 15 pixels, not {size}')
     layer = functools.partial(nn.Dense, use_bias=False, kernel_init=_NORMAL, dtype=self.dtype)
@@ -45,7 +45,7 @@ class AlexNet(Encoder):
       x = norm(name=f'bn{i}')(x, train, relu=True)
       if i in (1, 2, 5):
         x = max_pool(x, window=3, stride=2)
-    # Channels first, as torch flattens them, so that torch weights only need a transposition.
+    # Flatten channels first, as torch does, so that torch weights only need to be transposed.
     x = x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1)
     for i in (6, 7):
       x = layer(4096, name=f'fc{i}')(x)

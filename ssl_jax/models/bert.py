@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2019) as an encoder of sentences. The dropout of a sentence depends only on its own key."""
+"""BERT (Devlin et al. 2019) as a sentence encoder. The dropout of a sentence depends only on its own key."""
 
 import functools
 from typing import ClassVar
@@ -14,8 +14,8 @@ from ssl_jax.models.encoder import Encoder
 from ssl_jax.models.transformer import LayerNorm, attend, require_sizes, require_text
 from ssl_jax.registry import require, require_choice
 
-KEY_WORDS = 2  # uint32 words of the dropout key, which follow the tokens of a sentence
-PAD = 0  # the token that pads a sentence
+KEY_WORDS = 2  # length of the dropout key, in uint32 words; the key follows the tokens of a sentence
+PAD = 0  # padding token
 
 _NORMAL = nn.initializers.normal(0.02)
 _Norm = functools.partial(LayerNorm, epsilon=1e-12)
@@ -27,16 +27,16 @@ def view(key: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def seen(tokens: jax.Array) -> jax.Array:
-  """The input for evaluations, which have no dropout and so need no key.  [T] -> uint32 [T + 2]"""
+  """The input for evaluations: there is no dropout, so the key is zero.  [T] -> uint32 [T + 2]"""
   return jnp.concatenate([tokens.astype(jnp.uint32), jnp.zeros(KEY_WORDS, jnp.uint32)])
 
 
 def drop(keys: jax.Array | None, place: int, rate: float, x: jax.Array) -> jax.Array:
-  """Dropout with one key per example, so that a mask depends neither on the batch nor on the device.
+  """Dropout with one key per example, so that masks depend neither on the batch nor on the device.
 
   Args:
     keys: [N]; None disables dropout.
-    place: distinguishes the masks of one key.
+    place: number of the mask, because a key is used for several masks.
     rate: probability of dropping an entry.
     x: [N, ...]
   """
@@ -52,7 +52,7 @@ class Layer(nn.Module):
   heads: int
   hidden: int
   dropout: float
-  first_place: int  # of three dropout masks
+  first_place: int  # number of the first of three dropout masks
   dtype: DTypeLike
 
   @nn.compact
@@ -68,23 +68,23 @@ class Layer(nn.Module):
 
 
 class SentenceEncoder(Encoder):
-  """An encoder of tokens that are followed by the two words of a dropout key."""
+  """An encoder of sentences: tokens, followed by the two words of a dropout key."""
 
   modality: ClassVar[str] = 'sentences'
 
   @nn.nowrap
   def example(self, size: int) -> jax.Array:
-    """Two sentences of `size` tokens, all zero."""
+    """Two all-zero sentences of `size` tokens."""
     return jnp.zeros((2, size + KEY_WORDS), jnp.uint32)
 
 
 class BERT(SentenceEncoder):
   """Sentences, uint32 [N, T + 2] -> features [N, width] in float32.
 
-  A sentence is its tokens, padded with `PAD`, followed by the two words of its dropout key. Two views of a sentence are
-  the same tokens with two keys (Gao et al. 2021). Features are those of the first token (`pooling='cls'`) or the mean
-  over the tokens that are not padding ('mean'), after the last layer. BERT's pooler is a separate head. `remat`
-  recomputes each layer in the backward pass instead of storing its activations.
+  A sentence consists of its tokens, padded with `PAD`, and the two words of its dropout key. Two views of a sentence
+  are the same tokens with different keys (Gao et al. 2021). The features are those of the first token after the last
+  layer (`pooling='cls'`), or the mean over the tokens that are not padding ('mean'). BERT's pooler is a separate head.
+  `remat` recomputes each layer in the backward pass instead of storing its activations.
   """
 
   width: int
@@ -106,7 +106,7 @@ class BERT(SentenceEncoder):
 
   @nn.nowrap
   def torch_name(self, name: str) -> str:
-    """Older files prefix every name with 'bert.' and call the parameters of layer norm gamma and beta."""
+    """Removes the prefix 'bert.' of older files, and renames gamma and beta of layer norm to weight and bias."""
     name = name.removeprefix('bert.').replace('LayerNorm.gamma', 'LayerNorm.weight')
     return name.replace('LayerNorm.beta', 'LayerNorm.bias')
 
@@ -121,7 +121,7 @@ class BERT(SentenceEncoder):
     embed = lambda number, name: nn.Embed(number, self.width, embedding_init=_NORMAL, dtype=self.dtype, name=name)
     x = embed(self.vocabulary, 'words')(tokens)
     x = x + embed(self.positions, 'positions')(jnp.arange(length))[None]
-    x = x + embed(2, 'kinds')(jnp.zeros((1, 1), jnp.int32))  # BERT's pairs of sentences are not used: all are the first
+    x = x + embed(2, 'kinds')(jnp.zeros((1, 1), jnp.int32))  # there are no sentence pairs: every token has type 0
     x = drop(keys, 0, self.dropout, _Norm(name='norm0')(x))
     layer = nn.remat(Layer) if self.remat else Layer
     for i in range(self.depth):

@@ -1,4 +1,4 @@
-"""The text transformer of CLIP (Radford et al. 2021): causal, with the features of the last token."""
+"""The text transformer of CLIP (Radford et al. 2021). It is causal, and the last token gives the features."""
 
 import functools
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from ssl_jax.registry import require, require_choice
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'gelu': functools.partial(nn.gelu, approximate=False),
-  'quick_gelu': lambda x: x * nn.sigmoid(1.702 * x),  # of the weights that OpenAI published
+  'quick_gelu': lambda x: x * nn.sigmoid(1.702 * x),  # for the weights published by OpenAI
 }
 _Norm = functools.partial(LayerNorm, epsilon=1e-5)
 
 
 class Block(nn.Module):
-  """x + attention(norm(x)) to earlier tokens, then x + mlp(norm(x)).  [N, T, D] -> [N, T, D]
+  """x + attention(norm(x)), causal, then x + mlp(norm(x)).  [N, T, D] -> [N, T, D]
 
-  `depth` is that of the whole transformer, which sets the scale of the initial weights.
+  `depth` is the depth of the whole transformer, which determines the scale of the initial weights.
   """
 
   heads: int
@@ -49,9 +49,9 @@ class Block(nn.Module):
 class CLIPText(SentenceEncoder):
   """Sentences, uint32 [N, T + 2] -> features [N, width] in float32.
 
-  A sentence is its tokens, padded with `PAD`, and two words that are ignored: those of BERT's dropout key. A token
-  attends to itself and to those before it. The features are those of the last token that is not padding, after the last
-  layer norm; CLIP's projection is the projector. `remat` recomputes each block in the backward pass.
+  A sentence consists of its tokens, padded with `PAD`, and two words that are ignored (BERT's dropout key). A token
+  attends to itself and to earlier tokens. The features are those of the last token that is not padding, after the last
+  layer norm. CLIP's projection is a separate head, the projector. `remat` recomputes each block in the backward pass.
   """
 
   width: int

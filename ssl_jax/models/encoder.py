@@ -1,4 +1,4 @@
-"""What every encoder declares besides its network."""
+"""The base class of all encoders."""
 
 from typing import ClassVar
 
@@ -15,16 +15,16 @@ class Encoder(nn.Module):
 
   @nn.nowrap
   def example(self, size: int) -> jax.Array:
-    """Two inputs, all zero: images [2, size, size, 3]."""
+    """Two all-zero inputs: images [2, size, size, 3]."""
     return jnp.zeros((2, size, size, 3), jnp.float32)
 
   @nn.nowrap
   def torch_constants(self, size: int) -> dict[str, np.ndarray]:
-    """Tensors that a torch file stores and the encoder computes."""
+    """Constant tensors that a torch file stores, but that this encoder computes."""
     del size
     return {}
 
   @nn.nowrap
   def torch_name(self, name: str) -> str:
-    """The current name of a tensor in a torch file, which may have been written under an older one."""
+    """The current name of a tensor in a torch file, which may use an older name."""
     return name

@@ -1,9 +1,9 @@
-"""Batch norm, an optional addition and a ReLU as one function with its own gradient, for GPUs.
+"""Batch norm, an optional addition and an optional ReLU as one function with a custom gradient, for GPUs.
 
-One kernel (Pallas) computes the sums over the batch and reads every array once: x for Σ x and Σ x²; x and the gradient
-for the two sums of the backward pass, which include ReLU. After an addition, that kernel also writes the gradient
-before ReLU, which both branches need. XLA fuses the elementwise passes. Nothing is added atomically: the bits are the
-same every time.
+A Pallas kernel computes the sums over the batch and reads every array once: x for Σ x and Σ x² in the forward pass; x
+and the output gradient for the two sums of the backward pass, which include ReLU. If there is an addition before ReLU,
+the kernel also writes the gradient before ReLU, which both branches need. XLA fuses the elementwise operations. There
+are no atomic additions, so results are bitwise reproducible.
 """
 
 import functools
@@ -15,15 +15,15 @@ import jax.numpy as jnp
 
 from ssl_jax.arrays import check_mapping, to_float32
 
-ROWS = 16  # of a tile: a thread of 4 warps holds 8 neighboring numbers of it
-COLUMNS = 64  # of a tile: a row of it in bfloat16 is 128 bytes, which a GPU reads at once
-LOADS = 8  # tiles that are read at once, to hide the latency of the memory
-PROGRAMS = 1056  # at most, per sum: eight for each of an H200's 132 processors
-LARGEST = 2**25  # bytes of an array: above, XLA's own sums are as fast (benchmarks/README.md)
+ROWS = 16  # rows of a tile: with 4 warps, each thread holds 8 neighboring numbers
+COLUMNS = 64  # columns of a tile: a bfloat16 row is 128 bytes, which a GPU reads at once
+LOADS = 8  # tiles loaded together, to hide memory latency
+PROGRAMS = 1056  # maximum number per sum: eight for each of an H200's 132 multiprocessors
+LARGEST = 2**25  # maximum bytes of an array; for larger ones, XLA's sums are as fast (benchmarks/README.md)
 
 
 def fits(x: jax.Array) -> bool:
-  """Whether the kernels take x [..., C], and this process has a GPU on which they pay.
+  """Whether the kernels support x [..., C] and are faster than XLA on the device of this process.
 
   >>> fits(jnp.ones((256, 64)))
   False
@@ -44,11 +44,11 @@ def row_sums(
   store: bool = False,
   interpret: bool = False,
 ) -> list[jax.Array]:
-  """The sums over rows of the two results of an elementwise function, and with `store` its first result.
+  """The sums over rows of the two results of an elementwise function and, with `store`, its first result.
 
   Shapes: each [M, C], each [C] -> [2, C] in float32, and [M, C] in the dtype of the first array.
   """
-  from jax.experimental import pallas as pl  # here, so that models on a CPU do not load it
+  from jax.experimental import pallas as pl  # imported here so that models on a CPU do not load it
   from jax.experimental.pallas import triton as plgpu
 
   rows, channels = arrays[0].shape
@@ -92,7 +92,7 @@ def row_sums(
 
 
 def _means(sums, count, axis_name):
-  """Means over the global batch from local sums: an array, or a tuple of arrays."""
+  """Means over the global batch, from local sums (an array or a tuple of arrays)."""
   means = jax.tree.map(lambda x: x / count, sums)
   if axis_name is not None:
     check_mapping(jax.tree.leaves(means)[0], axis_name)
@@ -132,7 +132,7 @@ def _forward(x, scale, bias, add, relu, epsilon, axis_name, interpret):
   y = to_float32(rows) * (scale * rstd)[None] + (bias - mean * scale * rstd)[None]
   y = y if add is None else y + to_float32(add.reshape(rows.shape))
   y = (jnp.maximum(y, 0.0) if relu else y).astype(x.dtype).reshape(x.shape)
-  # Without an addition, the sign before ReLU is computed from x again, which is faster than reading y.
+  # Without an addition, the sign before ReLU is recomputed from x, which is faster than reading y.
   added = None if add is None else jnp.zeros(0)
   return (y, mean, var), (x, None if add is None or not relu else y, added, (mean, rstd, scale, bias))
 

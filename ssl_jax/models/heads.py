@@ -1,4 +1,4 @@
-"""Heads between the features of an encoder and the loss of a method: projectors, predictors and prototypes."""
+"""Heads between the encoder and the loss: projectors, predictors and prototypes."""
 
 import functools
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from ssl_jax import registry
 from ssl_jax.arrays import normalize, to_float32
 from ssl_jax.models.norm import BatchNorm
 
-BATCH_NORM = ('none', 'hidden', 'all')  # after no layer, all but the last, all
-_WIDEST = 2**24  # of a layer
+BATCH_NORM = ('none', 'hidden', 'all')  # after no layer, after all but the last, after all
+_WIDEST = 2**24  # maximum width of a layer
 _LINEAR = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')  # torch.nn.Linear's: U(±1/√fan-in)
 
 
@@ -28,10 +28,10 @@ def _require_widths(features: Any) -> None:
 class MLP(nn.Module):
   """Linear layers of widths `features`, with batch norm and an activation between them.  [N, D] -> [N, features[-1]]
 
-  A width of None is that of the input. `batch_norm` says after which layers there is batch norm: 'none', 'hidden' (all
-  but the last) or 'all'. A layer followed by batch norm has no bias, which batch norm would remove; the others have
-  one, except the last if `last_bias` is False. `last_affine` is whether batch norm after the last layer has a scale and
-  a bias.
+  A width of None is the width of the input. `batch_norm` says which layers are followed by batch norm: 'none', 'hidden'
+  (all but the last) or 'all'. A layer followed by batch norm has no bias, because batch norm would remove it. All other
+  layers have a bias, except the last if `last_bias` is False. `last_affine` is whether batch norm after the last layer
+  has a scale and a bias.
   """
 
   features: tuple[int | None, ...]
@@ -90,7 +90,7 @@ class Prototypes(nn.Module):
 class DINOHead(nn.Module):
   """An MLP to a bottleneck, then prototypes (Caron et al. 2021, App. C).  [N, D] -> [N, prototypes]
 
-  The paper uses no batch norm with a ViT, and batch norm in the head ('hidden') with an encoder that has it.
+  The paper uses batch norm in the head ('hidden') if the encoder has batch norm, and none with a ViT.
   """
 
   features: tuple[int, ...] = (2048, 2048, 256)
@@ -108,14 +108,14 @@ class DINOHead(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, train: bool) -> jax.Array:
     gelu = lambda y: nn.gelu(y, approximate=False)
-    init = nn.initializers.normal(0.02)  # the authors truncate at ±2, which is 100 standard deviations
+    init = nn.initializers.normal(0.02)  # the authors truncate at ±2, i.e. at 100 standard deviations
     settings: dict[str, Any] = dict(activation=gelu, kernel_init=init, dtype=self.dtype, axis_name=self.axis_name)
     mlp = MLP(self.features, self.batch_norm, name='mlp', **settings)
     return Prototypes(self.prototypes, name='prototypes')(mlp(x, train), train)
 
 
 class Pooler(nn.Module):
-  """tanh of a linear layer as wide as its input: the pooler of BERT.  [N, D] -> [N, D]"""
+  """BERT's pooler: the tanh of a linear layer that keeps the width.  [N, D] -> [N, D]"""
 
   dtype: DTypeLike = jnp.float32
 
@@ -150,7 +150,7 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
   'swav': functools.partial(MLP, features=(2048, 128), batch_norm='hidden'),
   'prototypes': functools.partial(Prototypes, number=3000),
   'dino': DINOHead,
-  # Gao et al. 2021 (SimCSE): used only for training; evaluations use the features of the encoder.
+  # Gao et al. 2021 (SimCSE): for training only; evaluations use the features of the encoder.
   'bert': Pooler,
   # Radford et al. 2021 (CLIP): both towers; 1,024 is the width of its ResNet-50.
   'clip': functools.partial(
@@ -166,5 +166,5 @@ HEADS: dict[str, Callable[..., nn.Module]] = {
 
 
 def create(name: str, *, dtype: DTypeLike = jnp.float32, axis_name: str | None = None, **fields: Any) -> nn.Module:
-  """The head `name` of HEADS; `fields` are fields to change."""
+  """The head `name` of HEADS; `fields` override its fields."""
   return registry.build('projector', {'name': name, **fields}, HEADS, dtype=dtype, axis_name=axis_name)

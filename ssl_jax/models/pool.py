@@ -1,9 +1,9 @@
-"""Max-pooling whose gradient is fast and the same every time.
+"""Max-pooling with a fast and deterministic gradient.
 
-XLA's own gradient of an overlapping max-pool scatters: windows add to the same pixel in any order, and without that
-freedom it is slow (the small AlexNet trains about three times slower). Here the forward pass remembers which
-pixel of a window was the first maximum, in one byte, and the backward pass gathers: each pixel adds up what the windows
-around it send, in one order.
+XLA computes the gradient of overlapping max-pooling by a scatter, in which windows add to the same pixel in any order.
+Its deterministic version is slow: the small AlexNet trains about three times slower. Here, the forward pass stores
+which pixel of a window was the first maximum, in one byte. The backward pass gathers: each pixel adds the gradients of
+the windows around it in a fixed order.
 """
 
 import functools
@@ -18,7 +18,7 @@ from ssl_jax.arrays import to_float32
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def max_pool(x: jax.Array, window: int, stride: int, padding: int = 0) -> jax.Array:
-  """The maximum of each window; of equal ones, the first gets the gradient.  [N, H, W, C] -> [N, H', W', C]
+  """The maximum of each window; among equal maxima, the first gets the gradient.  [N, H, W, C] -> [N, H', W', C]
 
   >>> max_pool(jnp.arange(9.0).reshape(1, 3, 3, 1), window=3, stride=2).tolist()
   [[[[8.0]]]]
@@ -47,7 +47,7 @@ def _pool(x, window, stride, padding):
 
 def _forward(x, window, stride, padding):
   best, position = _pool(x, window, stride, padding)
-  return best, (position, jnp.zeros((0, *x.shape[1:3]), x.dtype))  # the second for its shape
+  return best, (position, jnp.zeros((0, *x.shape[1:3]), x.dtype))  # the empty array stores the size of x
 
 
 def _backward(window, stride, padding, saved, gradient):

@@ -14,8 +14,8 @@ from ssl_jax.models.norm import BatchNorm
 from ssl_jax.models.pool import max_pool
 from ssl_jax.registry import is_whole, require, require_choice
 
-# The initialization is torchvision's (He et al. 2015, fan-out). Padding is explicit because torch pads a 3×3
-# convolution by (1, 1) at every stride, and 'SAME' by (0, 1) at stride 2.
+# The initialization is torchvision's (He et al. 2015, fan-out). Padding is explicit, because torch pads a 3×3
+# convolution by (1, 1) at every stride, whereas 'SAME' pads by (0, 1) at stride 2.
 _KAIMING = nn.initializers.variance_scaling(2.0, 'fan_out', 'normal')
 
 
@@ -43,7 +43,7 @@ class _Block(nn.Module):
   zero_init_residual: bool
 
   def last_norm(self, name: str) -> BatchNorm:
-    """The norm that ends the residual branch. With zero scale, the block starts as the identity (Goyal et al. 2017)."""
+    """The last norm of the residual branch. With zero scale, the block starts as the identity (Goyal et al. 2017)."""
     init = nn.initializers.zeros if self.zero_init_residual else nn.initializers.ones
     return self.norm(scale_init=init, name=name)
 
@@ -79,12 +79,12 @@ class Bottleneck(_Block):
 
 
 class ResNet(Encoder):
-  """Images [N, H, W, 3] -> features [N, D] in float32: the mean over space of the last stage.
+  """Images [N, H, W, 3] -> features [N, D] in float32: the spatial mean of the last stage.
 
   Stage i has `stage_sizes[i]` blocks of width `width`·2^i; every stage but the first halves the resolution. The
   'imagenet' stem is a 7×7 convolution of stride 2 followed by a 3×3 max-pool of stride 2; the 'cifar' stem is one 3×3
   convolution of stride 1. `stem_stride` overrides the stride of the stem's convolution. `remat` recomputes each block
-  in the backward pass instead of storing its activations: the same numbers with less memory and more time.
+  in the backward pass instead of storing its activations: the same results with less memory and more time.
   """
 
   stage_sizes: tuple[int, ...]
@@ -122,6 +122,6 @@ class ResNet(Encoder):
       for j in range(size):
         stride = 2 if i > 0 and j == 0 else 1
         x = block(self.width * 2**i, stride, conv, norm, self.zero_init_residual, name=f'layer{i + 1}_{j}')(x, train)
-    if not train:  # on a CPU, XLA of jax 0.11 fuses this mean with the bfloat16 convolutions before it and returns NaN
+    if not train:  # on a CPU, XLA in jax 0.11 fuses this mean with the bfloat16 convolutions before it and returns NaN
       x = jax.lax.optimization_barrier(x)
     return to_float32(x).mean((1, 2))

@@ -1,7 +1,7 @@
-"""Converts weights to the names and layouts of torch, and loads them from a safetensors file. Nothing is unpickled.
+"""Converts weights to torch's names and layouts, and loads them from a safetensors file. Nothing is unpickled.
 
-Names are those of torchvision for a ResNet, timm for a ViT, transformers for BERT and OpenAI for the text of CLIP;
-AlexNet and heads keep ours.
+Names are those of torchvision for a ResNet, timm for a ViT, transformers for BERT, and OpenAI for CLIP's text encoder.
+AlexNet and the heads keep the names that they have here.
 """
 
 import os
@@ -41,7 +41,7 @@ _MODULES = (
   (r'^resblocks_(\d+)\.(c_\w+)\.', r'transformer.resblocks.\1.mlp.\2.'),
   (r'^resblocks_(\d+)\.(ln_\d)\.', r'transformer.resblocks.\1.\2.'),
 )
-# torchvision's names to those of detectron2's R50-C4, in this order.
+# From torchvision's names to those of detectron2's R50-C4, applied in this order.
 _DETECTRON2 = (
   (r'\bdownsample\.0\.', 'shortcut.'),
   (r'\bdownsample\.1\.', 'shortcut.norm.'),
@@ -58,7 +58,7 @@ _IGNORED = re.compile(r'fc\.(weight|bias)|.*\.num_batches_tracked|cls\..*|pooler
 
 
 def to_torch(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """Linen's {'params': ..., 'batch_stats': ...} as {'layer1.0.conv1.weight': float32 [O, I, H, W], ...}."""
+  """Converts {'params': ..., 'batch_stats': ...} to {'layer1.0.conv1.weight': float32 [O, I, H, W], ...}."""
   tensors = {}
   for path, value in traverse_util.flatten_dict(variables).items():
     value = np.asarray(value, np.float32)
@@ -67,7 +67,7 @@ def to_torch(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def to_detectron2(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """The tensors of a ResNet with bottlenecks under the names of detectron2's Faster and Mask R-CNN with R50-C4.
+  """Renames the tensors of a bottleneck ResNet for detectron2's Faster and Mask R-CNN with R50-C4.
 
   'layer1.0.bn1.weight' becomes 'backbone.res2.0.conv1.norm.weight'. The last stage, res5, is part of the box head.
   """
@@ -80,15 +80,15 @@ def to_detectron2(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def constants(encoder: Encoder, size: int) -> dict[str, np.ndarray]:
-  """Tensors that a torch file stores and the encoder computes, such as the position embedding of a ViT."""
+  """Constant tensors that a torch file stores, but that the encoder computes, such as a ViT's position embedding."""
   return encoder.torch_constants(size)
 
 
 def load(path: str | os.PathLike[str], encoder: Encoder, size: int) -> dict[str, Any]:
-  """{'params': ..., 'batch_stats': ...} of the encoder, from a safetensors file with the names of torch.
+  """Loads {'params': ..., 'batch_stats': ...} of the encoder from a safetensors file with torch's names.
 
-  `size` is the input size: pixels per side of an image, or tokens of a sentence. The file must hold every weight of
-  the encoder in its shape, and nothing else except what matches `_IGNORED`.
+  `size` is the input size: pixels per side of an image, or tokens of a sentence. The file must contain every weight of
+  the encoder in the right shape, and nothing else but constants of the encoder and tensors that match `_IGNORED`.
   """
   tensors = {encoder.torch_name(name): tensor for name, tensor in _read(path).items()}
   inputs = encoder.example(size)
@@ -100,7 +100,7 @@ def load(path: str | os.PathLike[str], encoder: Encoder, size: int) -> dict[str,
   fix = 'give a file of this encoder, or set model to the encoder of the file'
   if spare := [name for name in tensors if name not in paths and name not in fixed and not _IGNORED.fullmatch(name)]:
     first = {name.partition('.')[0] for name in tensors}
-    fix = f'remove the prefix {"".join(first) + "."!r} from the names' if len(first) == 1 else fix  # of DataParallel
+    fix = f'remove the prefix {"".join(first) + "."!r} from the names' if len(first) == 1 else fix  # by DataParallel
     raise ValueError(f'{key} has {_few(spare)}, which the encoder does not have: {fix}')
   if missing := [name for name in paths if name not in tensors]:
     raise ValueError(f'{key} lacks {_few(missing)} of the encoder: {fix}')

@@ -1,4 +1,4 @@
-"""What the ViT, BERT and the text transformer of CLIP share: layer norm, attention, and the rules for their sizes."""
+"""What the ViT, BERT and CLIP's text transformer share: layer norm, attention, and checks of their sizes."""
 
 from collections.abc import Callable
 
@@ -11,14 +11,14 @@ from ssl_jax.registry import require
 
 
 def require_sizes(width: int, depth: int, heads: int) -> None:
-  """Raises a ValueError unless there is a layer and the heads divide the width."""
+  """Raises a ValueError unless depth and width are in range and the number of heads divides the width."""
   require('depth', depth, lambda x: 1 <= x <= 200, 'at least 1 and at most 200')
   require('width', width, lambda x: 1 <= x <= 2**20, f'at least 1 and at most {2**20}')
   require('heads', heads, lambda x: x >= 1 and width % x == 0, f'a divisor of width = {width}')
 
 
 def require_text(vocabulary: int, positions: int) -> None:
-  """Raises a ValueError unless there is a token and a place for it."""
+  """Raises a ValueError unless the sizes of the vocabulary and of the position embedding are in range."""
   require('vocabulary', vocabulary, lambda x: 1 <= x <= 2**31, 'at least 1: the size of data.vocabulary')
   require('positions', positions, lambda x: 1 <= x <= 2**31, 'at least 1: the longest sentence in tokens')
 

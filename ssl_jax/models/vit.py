@@ -16,13 +16,13 @@ _XAVIER = nn.initializers.xavier_uniform()
 
 
 def _qkv_init(key, shape, dtype=jnp.float32):
-  """Queries, keys and values as three Xavier-uniform matrices side by side; shape (D, 3·D)"""
+  """Three Xavier-uniform matrices side by side, for queries, keys and values; shape (D, 3·D)"""
   parts = [_XAVIER(k, (shape[0], shape[1] // 3), dtype) for k in jax.random.split(key, 3)]
   return jnp.concatenate(parts, axis=1)
 
 
 def _patch_init(key, shape, dtype=jnp.float32):
-  """Xavier-uniform for the matrix that maps the pixels of a patch to the width; shape (P, P, 3, D)"""
+  """Xavier-uniform for the matrix that maps the pixels of a patch to D features; shape (P, P, 3, D)"""
   return _XAVIER(key, (np.prod(shape[:3]), shape[3]), dtype).reshape(shape)
 
 
@@ -54,9 +54,9 @@ class Block(nn.Module):
 class ViT(Encoder):
   """Images [N, H, W, 3] -> features [N, width] in float32: the class token after the last layer norm.
 
-  As in MoCo v3, the position embedding is a fixed sine and the patch projection keeps its initial weights: no gradient
-  reaches `patch_embed`, so weight decay must leave it out as well. `remat` recomputes each block in the backward pass
-  instead of storing its activations: the same numbers with less memory and more time.
+  As in MoCo v3, the position embedding is a fixed sine, and the patch projection keeps its initial weights: no gradient
+  reaches `patch_embed`, so it must be exempt from weight decay, too. `remat` recomputes each block in the backward pass
+  instead of storing its activations: the same results with less memory and more time.
   """
 
   patch: int
@@ -73,7 +73,7 @@ class ViT(Encoder):
 
   @nn.nowrap
   def torch_constants(self, size: int) -> dict[str, np.ndarray]:
-    """The position embedding, [1, 1 + patches, width]; that of the class token is 0."""
+    """The position embedding, [1, 1 + patches, width]; it is 0 for the class token."""
     side = size // self.patch
     positions = sine_position_embedding(side, side, self.width)
     return {'pos_embed': np.pad(positions, ((1, 0), (0, 0)))[None].astype(np.float32)}

@@ -1,4 +1,4 @@
-"""Charts of a page that a reader can point at, zoom into, and switch curves off in.
+"""Interactive charts for a page: the reader can read values, zoom, and hide curves.
 
 Bokeh draws them in the browser. Its library is copied into the page from the installed package, so that a page is one
 file and works offline. Bokeh is imported when the first chart is drawn.
@@ -14,14 +14,14 @@ from ssl_jax.reporting.figures import COLOURS, DENSE, INK, Chart, missing, short
 
 MARKS = ('circle', 'square', 'triangle', 'diamond', 'inverted_triangle', 'plus', 'x', 'star')
 DASHES = ('solid', 'dashed', 'dotted', 'dashdot')
-MOST_POINTS = 500  # of a curve: more cannot be told apart on a screen and make the page large
-MOST_TOOLTIPS = 6  # curves that all have a tooltip at the epoch that the reader points at
+MOST_POINTS = 500  # of a curve: more are indistinguishable on a screen and make the page large
+MOST_TOOLTIPS = 6  # with more curves, only the one under the pointer shows a tooltip
 
 
 def embed(charts: Mapping[str, Chart]) -> str:
   """The scripts that draw each chart into the element `chart-NAME` of the page.
 
-  The charts share their axis of epochs, and a curve that is hidden in one is hidden in all.
+  The charts share the epoch axis. Hiding a curve in one chart hides it in all.
   """
   try:
     from bokeh.document import Document
@@ -54,7 +54,7 @@ def embed(charts: Mapping[str, Chart]) -> str:
 
 
 def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> np.ndarray:
-  """The points of a curve or, if there are more than `most`, the means of stretches of it.  -> [n, 2]
+  """The points of a curve or, if there are more than `most`, the means of consecutive points.  -> [n, 2]
 
   >>> thin([(0, 4.0), (1, 2.0), (2, 9.0), (3, 1.0)], most=2).tolist()
   [[0.5, 3.0], [2.5, 5.0]]
@@ -76,7 +76,7 @@ def _plot(chart: Chart, epochs: Any) -> tuple[Any, dict[tuple, Any]]:
     height=320 + 20 * len(labels),
     sizing_mode='stretch_width',
     x_range=epochs,
-    y_range=DataRange1d(default_span=max(highest, 1e-6)),  # of a constant: by default it would be 2
+    y_range=DataRange1d(default_span=max(highest, 1e-6)),  # for a constant curve; the default is 2
     x_axis_label='epoch',
     y_axis_label=chart.ylabel,
     tools='box_zoom,pan,wheel_zoom,reset,save',
@@ -122,7 +122,7 @@ def _plot(chart: Chart, epochs: Any) -> tuple[Any, dict[tuple, Any]]:
 
 
 def _numbered(content: Any, ids: dict[str, str]) -> tuple[Any, dict[str, str]]:
-  """The content with ids from 1 in order of appearance, so that equal charts give equal text; Bokeh counts on."""
+  """Replaces Bokeh's ids, which differ from call to call, with numbers in order of appearance."""
   if isinstance(content, Mapping):
     renamed = {}
     for key, value in content.items():
@@ -136,7 +136,7 @@ def _numbered(content: Any, ids: dict[str, str]) -> tuple[Any, dict[str, str]]:
   return content, ids
 
 
-# A canvas does not follow the colors of the page: they are filled in when it is drawn.
+# A canvas does not inherit the colors of the page, so the script fills in the text color when it draws.
 SCRIPTS = """<noscript><p>The charts need JavaScript; the same figures are in the folder figures/.</p></noscript>
 <script type="application/json" id="charts">%s</script>
 <script>

@@ -1,6 +1,6 @@
 """Writes compare.html and compare.md for several runs, from the files of their workdirs.
 
-Nothing is computed here except means over seeds, and means of differences between runs of the same seed.
+The only numbers computed here are statistics over seeds, and of differences between runs with the same seed.
 """
 
 import itertools
@@ -16,11 +16,11 @@ from ssl_jax.reporting.page import Figure, Number, Part, Section, Table
 from ssl_jax.reporting.report import MEASURES, FinishedRun, with_unit
 from ssl_jax.workdir.files import writable
 
-# Keys that change what a loss measures, and not only how small it becomes.
+# Config keys that change the definition of the loss, which makes loss values incomparable.
 OF_LOSS = ('loss.', 'temperature.', 'method.', 'batch_size', 'views')
-# Keys that change the images of the accuracies.
+# Config keys that change the test images, which makes accuracies incomparable.
 OF_TEST = ('data.name', 'data.file', 'data.classes', 'data.test_split', 'eval.data.')
-MOST_KEYS = 3  # keys in a label; if more differ, the folder says more
+MOST_KEYS = 3  # in a label; if more keys differ, the label is only the folder
 
 
 def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> pathlib.Path:
@@ -41,8 +41,8 @@ def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> 
 
 
 def _differing(runs: Sequence[FinishedRun]) -> dict[str, list]:
-  """{key: its value in each run} of the keys that differ; runs without a config (features from a file) have None."""
-  # An empty value means the same as a key that an older run does not have.
+  """{key: its value in each run} for the keys that differ; runs without a config (features from a file) have None."""
+  # An empty value means the same as a missing key in an older run.
   configs = [{k: v for k, v in run.settings.items() if k != 'seed' and v != ''} if run.config else {} for run in runs]
   for config, run in zip(configs, runs, strict=True):
     config |= {'fork_step': run.fork[1]} if run.fork else {}
@@ -52,7 +52,7 @@ def _differing(runs: Sequence[FinishedRun]) -> dict[str, list]:
 
 
 def _groups(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
-  """{label: runs} by config, regardless of the seed. A label has the keys in which the runs differ, and the folder."""
+  """{label: runs with the same config, except for the seed}. A label has the keys that differ, and the folder."""
   differing, folders = _differing(runs), _folders([run.workdir for run in runs])
 
   def grouped(keys: Sequence[str]) -> list[list[int]]:
@@ -66,8 +66,8 @@ def _groups(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
     pairs = [(i, j) for group in groups for i, j in itertools.combinations(group, 2)]
     return [(i, j) for i, j in pairs if runs[i].config.get('seed') == runs[j].config.get('seed')]
 
-  # The numbers of kNN are named after k: runs that were evaluated with other k still have the same config. So have
-  # forks of several seeds at one step, each with its own parent.
+  # Runs that were evaluated with different k still belong together, because kNN metrics are named after k. So do
+  # forks of several seeds at the same step, although each has a different parent.
   keys = [key for key in differing if key not in ('eval.k', 'fork')]
   if same(groups := grouped(keys)):
     groups = grouped(keys := list(differing))
@@ -84,7 +84,7 @@ def _groups(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
 
 
 def _short_key(key: str, keys: Sequence[str]) -> str:
-  """A key without its section, if that is clear.
+  """A key without its section, if that is unambiguous.
 
   >>> _short_key('temperature.tau', ['temperature.tau']), _short_key('loss.name', ['loss.name'])
   ('tau', 'loss')
@@ -99,7 +99,7 @@ def _short_key(key: str, keys: Sequence[str]) -> str:
 
 
 def _folders(workdirs: Sequence[pathlib.Path]) -> list[str]:
-  """The names of folders, with as many of their parents as tell them apart.
+  """The names of folders, with as many parents as needed to make them unique.
 
   >>> _folders([pathlib.Path('runs/a/seed0'), pathlib.Path('runs/b/seed0')])
   ['a/seed0', 'b/seed0']
@@ -114,7 +114,7 @@ def _folders(workdirs: Sequence[pathlib.Path]) -> list[str]:
 
 def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str] = ()) -> list[Section]:
   def spread(pick: Callable[[FinishedRun], Mapping[str, float]], form: str, prefix: str):
-    """(the keys of any run, {group: {key: Number}} with the keys that all runs of the group have)"""
+    """(the keys of any run, {group: {key: Number}} for the keys that all runs of the group have)"""
     keys = list(dict.fromkeys(key for runs in groups.values() for run in runs for key in pick(run)))
     cells: dict[str, dict[str, Number]] = {}
     for name, runs in groups.items():
@@ -125,7 +125,7 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
 
   keys, cells = spread(lambda run: run.accuracies, '.2f', '')
   having = lambda key: sum(key in found for found in cells.values())
-  keys.sort(key=having, reverse=True)  # what all runs have comes first
+  keys.sort(key=having, reverse=True)  # keys that most groups have come first
   tests = [key for key in differing if key.startswith(OF_TEST)]
   if not tests:
     for key in keys:
@@ -136,7 +136,7 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
   ]
   parts: list[Part] = [Table(['run', 'seeds', *map(with_unit, keys)], rows)]
   if keys:
-    # The first one that most groups have; of correlations, the mean.
+    # The key that most groups have; among equals, the mean correlation or else the first key.
     most = max(keys, key=lambda key: (having(key), key == 'spearman_mean'))
     values = {name: (found[most].value, found[most].spread) for name, found in cells.items() if most in found}
     parts.append(Figure('accuracy', f'{most}.', figures.dots(values, with_unit(most))))
@@ -158,7 +158,7 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
 
 
 def _paired(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str] = ()) -> list[Section]:
-  """Differences of accuracies to the first config, between runs of the same seed, with their standard errors."""
+  """Differences in accuracy from the first config, between runs with the same seed, with standard errors."""
   if any(key.startswith(OF_TEST) for key in differing):
     return []
   by_seed = lambda runs: {run.config['seed']: run for run in runs if 'seed' in run.config}
@@ -184,7 +184,7 @@ def _paired(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[s
 
 
 def _difference(key: str, values: Sequence[float]) -> Number:
-  """The mean of differences, with its standard error.
+  """The mean difference, with its standard error.
 
   >>> str(_difference('knn5', [0.5, 1.0, 1.5]))
   '+1.00 ± 0.29'
@@ -194,7 +194,7 @@ def _difference(key: str, values: Sequence[float]) -> Number:
 
 
 def _same_start(a: FinishedRun, b: FinishedRun) -> bool:
-  """Whether two runs have the same state at some step: both are forks of it, or one is the parent of the other."""
+  """Whether two runs share a state at some step: both are forks of it, or one is the parent of the other."""
   place = lambda run: run.fork and (pathlib.Path(run.fork[0]).expanduser().resolve(), run.fork[1])
   is_parent = lambda run, fork: fork and fork[0] == run.workdir.resolve()
   return bool(place(a) and place(a) == place(b)) or is_parent(a, place(b)) or is_parent(b, place(a)) or False

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from PIL import Image, ImageDraw
 
 GAP = 2  # white pixels around each image
-READABLE = 96  # pixels per side to which small images are enlarged, approximately
+READABLE = 96  # approximate side, in pixels, to which small images are enlarged
 
 
 def draw(
@@ -18,7 +18,7 @@ def draw(
   """Writes images [rows, columns, H, W, C] to a PNG file and returns its path.
 
   C is 1 or 3. Images are uint8, or floats that are clipped to [0, 1]. Each pixel becomes `scale` x `scale`; by default,
-  small images are enlarged to about 96 pixels. `labels` stand left of the rows.
+  small images are enlarged to about 96 pixels. `labels` are written to the left of the rows.
   """
   images = np.asarray(rows)
   if images.ndim != 5 or images.shape[-1] not in (1, 3) or 0 in images.shape:
@@ -38,7 +38,7 @@ def draw(
 
 
 def _labeled(sheet: Image.Image, labels: Sequence[str]) -> Image.Image:
-  """The sheet with a strip on its left that names each row."""
+  """The sheet with the labels of the rows in a strip on its left."""
   measure = ImageDraw.Draw(sheet)
   width = round(max(measure.multiline_textbbox((0, 0), label)[2] for label in labels)) + 4 * GAP
   wider = Image.new('RGB', (width + sheet.width, sheet.height), 'white')
@@ -50,7 +50,7 @@ def _labeled(sheet: Image.Image, labels: Sequence[str]) -> Image.Image:
 
 
 def enlarge(images: ArrayLike, size: int) -> np.ndarray:
-  """Repeats pixels.  [N, h, h, C] -> [N, size, size, C]"""
+  """Enlarges images by repeating pixels.  [N, h, h, C] -> [N, size, size, C]"""
   images = np.asarray(images)
   place = np.arange(size) * images.shape[1] // size
   return images[:, place][:, :, place]

@@ -1,4 +1,4 @@
-"""Exports the encoder of a run as a model folder of the Hugging Face hub: weights, a program for jax, a model card."""
+"""Exports the encoder of a run as a model folder for the Hugging Face Hub: weights, a jax program, a model card."""
 
 import json
 import pathlib
@@ -26,7 +26,7 @@ from ssl_jax.reporting import model_card, torch_code
 from ssl_jax.workdir import files
 from ssl_jax.workdir.checkpoints import Checkpoints
 
-PLATFORMS = ('cpu', 'cuda')  # for which the program is lowered
+PLATFORMS = ('cpu', 'cuda')  # for which the jax program is lowered
 
 
 _DETECTRON2 = """
@@ -52,22 +52,22 @@ python train_net.py --config-file configs/coco_R_50_C4_2x_moco.yaml --num-gpus 8
 
 The first is detection on PASCAL VOC 07+12, the second detection and segmentation on COCO with the 1x schedule.
 """
-ONE_X = "SOLVER.MAX_ITER 90000 SOLVER.STEPS '(60000, 80000)'"  # the file has the 2x schedule
+ONE_X = "SOLVER.MAX_ITER 90000 SOLVER.STEPS '(60000, 80000)'"  # MoCo's config file has the 2x schedule
 
 
 class Notes(NamedTuple):
-  """What an export says about the inputs of its encoder, which depends on the modality."""
+  """Texts and settings of an export that depend on the modality."""
 
   shape: str  # of one input of the program
   dtype: DTypeLike
   about: dict[str, str]  # metadata of the safetensors files
-  inputs: str  # in words
+  inputs: str  # description of the inputs
   preprocessing: str  # how evaluations prepared the inputs, in a sentence
   names: str  # the library whose names and layouts the weights have
   torch: str  # code that computes `features` with the torch encoder
   call: str  # code that computes `features` with the jax program
-  flags: str = ''  # further flags of a run that starts from the weights
-  files: tuple[str, ...] = ()  # of the workdir, which belong to the weights
+  flags: str = ''  # additional flags for a run that starts from the weights
+  files: tuple[str, ...] = ()  # of the workdir that are exported too, such as the vocabulary
 
 
 def _image_notes(config: ConfigDict, encoder: Encoder) -> Notes:
@@ -135,7 +135,7 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   """
   import safetensors.numpy
 
-  saved = files.read_config(workdir)  # a wrong workdir is an error and is not created
+  saved = files.read_config(workdir)  # raises for a wrong workdir instead of creating it
   workdir = files.check(workdir, config.to_dict())
   checkpoints = Checkpoints(workdir)
   state = checkpoints.newest()
@@ -160,7 +160,7 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   tensors = torch_weights.to_torch(parts['encoder']) | torch_weights.constants(encoder, size)
   head = {f'projector.{name}': tensor for name, tensor in torch_weights.to_torch(parts['projector']).items()}
   head_about = about | {'projector': json.dumps(config.projector.to_dict())}
-  recorded = restore(saved, config)  # the results are those of the run, whatever this command says of evaluations
+  recorded = restore(saved, config)  # the results are those of the run, whatever flags this command has
   detection, card = is_r50_c4(encoder), model_card.read(recorded, workdir, int(state.step))
   written = {
     'model.safetensors': safetensors.numpy.save(tensors, about),
@@ -185,9 +185,9 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
 def _text_files(
   config: ConfigDict, params: Any, batch_stats: Any, workdir: pathlib.Path, shown: Callable, notes: Notes
 ) -> dict[str, bytes]:
-  """The text encoder of a run on images with captions, its projector and its vocabulary, and programs to embeddings.
+  """The additional files of an image-text run: text encoder, text projector, vocabulary, and embedding programs.
 
-  image_embedding.jax and text_embedding.jax give unit vectors, whose products are the similarities of the loss.
+  image_embedding.jax and text_embedding.jax return unit vectors, whose dot products are the similarities of the loss.
   """
   import safetensors.numpy
 
@@ -212,7 +212,7 @@ def _text_files(
 
 
 class _Embedding(NamedTuple):
-  """A network as `to_program` takes it: inputs -> unit projections."""
+  """Adapts a network to `to_program`: inputs -> unit projections."""
 
   network: methods.Network
 
@@ -224,10 +224,9 @@ class _Embedding(NamedTuple):
 def to_program(
   encoder: Encoder | _Embedding, variables: Mapping, shown: Callable, shape: str, dtype: DTypeLike
 ) -> jax.export.Exported:
-  """Inputs [batch, ...] -> float32 features [batch, D], for any batch size, with the weights inside.
+  """The program: inputs [batch, ...] -> float32 features [batch, D], for any batch size. It contains the weights.
 
-  `shown` maps one input of `shape` and `dtype` to what the encoder sees, with the crop and the normalisation of
-  evaluations.
+  `shown` maps one input of `shape` and `dtype` to an encoder input, with the crop and the normalization of evaluations.
   """
   apply = jax.jit(lambda inputs: encoder.apply(variables, jax.vmap(shown)(inputs), train=False))
   inputs = jax.ShapeDtypeStruct(jax.export.symbolic_shape(f'batch, {shape}'), dtype)
@@ -296,7 +295,7 @@ With `--mode=evaluate --config=...`, it evaluates them.
 
 
 def is_r50_c4(encoder: Encoder) -> bool:
-  """Whether detectron2 has this encoder: a ResNet of four stages of bottlenecks, with the stem for ImageNet."""
+  """Whether detectron2 has this encoder: a ResNet with four stages of bottleneck blocks and the ImageNet stem."""
   return (
     isinstance(encoder, ResNet)
     and encoder.block is Bottleneck
@@ -307,7 +306,7 @@ def is_r50_c4(encoder: Encoder) -> bool:
 
 
 def _detectron2(about: Mapping[str, str]) -> str:
-  """The commands of detectron2, with the mean and the standard deviation of the pixels."""
+  """The commands for detectron2, with the mean and the standard deviation of the pixels."""
   mean, std = ([round(255 * x, 3) for x in json.loads(about[name])] for name in ('mean', 'std'))
   flags = f"MODEL.PIXEL_MEAN '{mean}' MODEL.PIXEL_STD '{std}'"
   return _DETECTRON2.format(flags=flags, schedule=ONE_X)

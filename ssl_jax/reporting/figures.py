@@ -1,6 +1,6 @@
-"""The figures of a report, from plain arrays, in the colour-blind safe palette of Okabe and Ito.
+"""The figures of a report, drawn from plain arrays in the colorblind-safe palette of Okabe and Ito.
 
-Text and lines are drawn in `INK`, a colour used for nothing else. A page replaces it with its text colour, so that the
+Text and lines are drawn in `INK`, a color used for nothing else. A page replaces it with its text color, so that the
 same figure is readable on a light and on a dark background. matplotlib is imported when the first figure is drawn.
 """
 
@@ -25,9 +25,9 @@ INK = '#101418'
 COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#999999')
 MARKS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 DASHES = ('-', '--', ':', '-.')
-DENSE = 30  # a curve with more points has markers on some of them only
+DENSE = 30  # curves with at least this many points have fewer markers
 LARGEST = 96  # pixels per side of the images in a figure
-MOST_CELLS = 20  # classes of a confusion matrix that is drawn
+MOST_CELLS = 20  # largest number of classes for which a confusion matrix is drawn
 STYLE: dict[Any, Any] = {
   'axes.axisbelow': True,
   'axes.edgecolor': INK,
@@ -65,7 +65,7 @@ def style() -> Iterator[None]:
 
 
 def missing(package: str) -> ValueError:
-  """The error that names a package which figures need."""
+  """The error for a missing package that figures need."""
   return ValueError(f"figures need {package}, which is not installed: pip install 'ssl_jax[plots]'")
 
 
@@ -94,18 +94,18 @@ class Curve(NamedTuple):
 
   label: str  # '': the only curve, which needs no legend
   points: Sequence[tuple[float, float]]  # (epoch, value)
-  detail: str = ''  # what tells apart the curves of one label
-  place: int = 0  # of the label among all labels, which decides its color
+  detail: str = ''  # distinguishes curves with the same label
+  place: int = 0  # index of the label, which determines its color and marker
 
 
 class Chart(NamedTuple):
-  """Curves over epochs. The figures of papers draw it with `chart`, pages with `charts.embed`."""
+  """Curves over epochs. `chart` draws a static figure, `charts.embed` an interactive one."""
 
   ylabel: str
   curves: Sequence[Curve]
 
 
-# {figure: (title, {curve: its name in metrics.jsonl})}. Names with a layer and a slash are written by `eval.measures`.
+# {figure: (title, {curve: its name in metrics.jsonl})}. Names with a layer and a slash are logged if `eval.measures`.
 CURVES = {
   'loss': ('loss', {'': 'loss'}),
   'learning_rate': ('learning rate', {'': 'learning_rate'}),
@@ -124,7 +124,7 @@ def accuracies(rows: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def over_epochs(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
-  """(epoch, value) of the rows that have the metric. The rows of evaluations have a step only."""
+  """(epoch, value) of the rows that have the metric. Rows of evaluations have a step, but no epoch."""
   epochs = [(row['step'], row['epoch']) for row in rows if 'epoch' in row and row['step']]
   per_step = epochs[-1][1] / epochs[-1][0] if epochs else 1
   return [(row['step'] * per_step, row[name]) for row in rows if name in row]
@@ -151,7 +151,7 @@ def training(rows: Sequence[Mapping[str, float]]) -> dict[str, Chart]:
 
 @style()
 def chart(drawn: Chart) -> 'Figure':
-  """A chart, with its legend below the axis, where labels may be long."""
+  """A static chart. The legend is below the axis, where long labels fit."""
   figure, axis = _figure()
   labels: set[str] = set()
   for curve in drawn.curves:
@@ -215,7 +215,7 @@ def penalties(arrays: Mapping[str, np.ndarray]) -> 'Figure':
 
 @style()
 def separation(mean: np.ndarray, std: np.ndarray) -> 'Figure':
-  """Mean similarity of the positive and the nearest negatives, ± one deviation (Wang & Liu 2021 Fig. 8)."""
+  """Mean similarity of the positive and the nearest negatives, ± one standard deviation (Wang & Liu 2021 Fig. 8)."""
   figure, axis = _figure()
   names = ['pos'] + [f'n{i}' for i in range(1, len(mean))]
   colours = [COLOURS[2]] + [COLOURS[0]] * (len(mean) - 1)
@@ -297,7 +297,7 @@ def _rgb(code: str) -> tuple[float, ...]:
 
 
 def sheet(png: bytes, widest: int = 11 * LARGEST) -> bytes:
-  """A PNG in few colors, at most `widest` pixels wide, for a page."""
+  """A PNG for a page, reduced to at most 256 colors and `widest` pixels in width."""
   image = Image.open(io.BytesIO(png)).convert('RGB')
   if image.width > widest:
     image = image.resize((widest, round(image.height * widest / image.width)))
@@ -311,7 +311,7 @@ def _png(image: Image.Image) -> bytes:
 
 
 def neighbours(images: np.ndarray, labels: np.ndarray) -> bytes:
-  """A PNG with one row per query: the query, then its nearest images, framed in blue if of its class, else in orange.
+  """A PNG with one row per query: the query, then its nearest images, framed in blue (same class) or orange (other).
 
   images uint8 [r, 1 + k, H, W, 3], labels [r, 1 + k]
   """
@@ -339,12 +339,12 @@ def neighbours(images: np.ndarray, labels: np.ndarray) -> bytes:
 
 @style()
 def dots(values: Mapping[str, tuple[float, float | None]], what: str) -> 'Figure':
-  """{name: (mean, spread over seeds)}, as points, because the axis does not start at 0."""
+  """{name: (mean, spread over seeds)}, drawn as points instead of bars, because the axis does not start at 0."""
   figure, axis = _figure(4.9, 0.8 + 0.5 * len(values))
   for i, (name, (mean, spread)) in enumerate(values.items()):
     mark, colour = MARKS[(i + i // len(COLOURS)) % len(MARKS)], COLOURS[i % len(COLOURS)]
     axis.errorbar(mean, i, xerr=spread, fmt=mark, color=colour, ecolor=INK, capsize=3, markersize=8)
-    # Above its line, since a long name beside the axis leaves no room for the points.
+    # The name is above its line: to the left of the axis, a long name would leave no room for the points.
     text = f'{short(name, 52)}: {mean:.2f}'
     axis.annotate(text, (0, i), (4, 8), axis.get_yaxis_transform(), 'offset points', fontsize=9)
   axis.set(xlabel=what, yticks=range(len(values)), yticklabels=[], ylim=(len(values) - 0.6, -0.8))
@@ -385,7 +385,7 @@ def save(figure: 'Figure', path: pathlib.Path) -> None:
 
 
 def inline(text: str, name: str, title: str) -> str:
-  """An SVG document as an element of a page: without URLs, with unique ids, and in the text colour of the page."""
+  """An SVG document as an element of a page: without URLs, with unique ids, and in the text color of the page."""
   text = text[text.index('<svg') :]
   text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
   text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', '', text)

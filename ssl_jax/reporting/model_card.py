@@ -1,4 +1,4 @@
-"""The metadata of an exported model, for the hub of Hugging Face: config.json, and the head of README.md."""
+"""The metadata of an exported model, for the Hugging Face Hub: config.json, and the header of README.md."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from ssl_jax.data.modality import modality_of
 from ssl_jax.workdir import files, metric_log, progress
 
-# By the prefix of a result: the task and the kind of metric, in the words of the hub.
+# {prefix of a result: (task, type of metric)}, in the vocabulary of the Hub.
 KINDS = {
   'zero_shot': ('zero-shot-image-classification', 'accuracy'),
   'image_to_text': ('image-to-text-retrieval', 'recall'),
@@ -19,15 +19,15 @@ KINDS = {
   'spearman': ('sentence-similarity', 'spearmanr'),
 }
 TAGS = ('jax', 'self-supervised-learning', 'contrastive-learning', 'feature-extraction')
-PARTS = ('_std', '_head', '_middle', '_tail', '_pixels')  # ends of names that are not results of the model
+PARTS = ('_std', '_head', '_middle', '_tail', '_pixels')  # suffixes of numbers that the card leaves out
 
 
 class Card(NamedTuple):
-  """What a run says about its newest checkpoint."""
+  """Results and metadata of the newest checkpoint of a run."""
 
   results: dict[str, float]  # by their names in summary.json and evaluation.json
-  command: str  # that trained it; '' if it was not recorded
-  head: str  # of README.md, with its metadata
+  command: str  # the training command; '' if it was not recorded
+  head: str  # the YAML header of README.md
 
 
 def read(config: ConfigDict, workdir: pathlib.Path, step: int) -> Card:
@@ -53,7 +53,7 @@ def _content(file: pathlib.Path, types: Mapping[str, Any]) -> dict:
 
 
 def _head(config: ConfigDict, results: Mapping[str, float]) -> str:
-  """The YAML before the text of README.md: library, tags, data, and the results as the hub lists them."""
+  """The YAML header of README.md: library, tags, data, and the results in the format of the Hub."""
   data = config.eval.data.name or config.data.name
   about = {'type': data, 'name': data, 'split': config.eval.data.test_split or config.data.test_split}
   classification = 'text-classification' if modality_of(config).name == 'sentences' else 'image-classification'
@@ -67,7 +67,7 @@ def _head(config: ConfigDict, results: Mapping[str, float]) -> str:
     'datasets': [config.data.name],
   }
   if results:
-    # A copy of `about` each: YAML would otherwise refer to the first one.
+    # Each entry has a copy of `about`; otherwise, YAML would write references to the first one.
     listed: list[dict[str, Any]] = [
       {'task': {'type': task}, 'dataset': {**about}, 'metrics': found} for task, found in metrics.items()
     ]
@@ -77,7 +77,7 @@ def _head(config: ConfigDict, results: Mapping[str, float]) -> str:
 
 
 def config_json(config: ConfigDict, about: Mapping[str, str]) -> str:
-  """The architecture, what its inputs and outputs are, and under `run` the config of the run."""
+  """The architecture, its inputs and outputs, and the config of the run under `run`."""
   name, arguments = config.model.name, {key: x for key, x in config.model.to_dict().items() if key != 'name'}
   facts = {key: x if key == 'ssl_jax' else json.loads(x) for key, x in about.items() if key != 'model'}
   content = {'architecture': name, 'model_args': arguments, **facts, 'run': config.to_dict()}
@@ -85,7 +85,7 @@ def config_json(config: ConfigDict, about: Mapping[str, str]) -> str:
 
 
 def results_section(card: Card) -> str:
-  """The results as a table, and the command, in Markdown; '' without them."""
+  """The table of results and the training command in Markdown; '' if there are neither."""
   text = ''
   if card.results:
     rows = ''.join(f'| `{name}` | {value:.2f} |\n' for name, value in card.results.items())

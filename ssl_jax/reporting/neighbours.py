@@ -1,4 +1,4 @@
-"""The nearest neighbours of some test examples, drawn as a picture or written as text."""
+"""The nearest neighbors of some test examples, drawn as a picture or written as text."""
 
 import pathlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ssl_jax.workdir.files import naming, write_text
 
 
 def draw(evaluator: Evaluator, workdir: pathlib.Path) -> None:
-  """Writes neighbours.png or, for sentences and pairs, neighbours.txt: nearest neighbours by the latest `scores`."""
+  """Writes neighbours.png or, for sentences and pairs, neighbours.txt: nearest neighbors by the latest features."""
   if jax.process_index() == 0 and len(found := evaluator.neighbours()):
     DRAW[evaluator.run.modality.name](found, workdir)
 
@@ -21,7 +21,7 @@ def draw(evaluator: Evaluator, workdir: pathlib.Path) -> None:
 def _draw_images(found: dict[str, np.ndarray], workdir: pathlib.Path) -> None:
   """One row per test image: the image, then its nearest training images."""
   file = workdir / 'neighbours.png'
-  with naming(file):  # complete or not at all, whatever is in its place
+  with naming(file):  # renamed at the end, so that the file is complete or absent
     contact_sheet.draw(found['neighbours'], workdir / 'neighbours.png.part').replace(file)
 
 

@@ -17,7 +17,7 @@ class Number(NamedTuple):
   value: float
   form: str = '.2f'
   spread: float | None = None
-  best: bool = False  # of those it is compared with
+  best: bool = False  # among the numbers it is compared with
 
   def __str__(self) -> str:
     shown = format(self.value, self.form)
@@ -25,7 +25,7 @@ class Number(NamedTuple):
 
 
 class Table(NamedTuple):
-  """A table; with a title in `folded` it is hidden until a reader opens it."""
+  """A table. If `folded` has a title, the table is collapsed under it."""
 
   head: Sequence[str]
   rows: Sequence[Sequence[str | Number]]
@@ -39,7 +39,7 @@ class Cards(NamedTuple):
 
 
 class Figure(NamedTuple):
-  """A figure with its caption. A chart is interactive on a page."""
+  """A figure with its caption. A `figures.Chart` is interactive on a page."""
 
   name: str
   caption: str
@@ -47,12 +47,12 @@ class Figure(NamedTuple):
 
   @property
   def still(self) -> Any:
-    """The matplotlib figure, or the bytes of a PNG."""
+    """The static version: a matplotlib figure, or the bytes of a PNG."""
     return figures.chart(self.drawn) if isinstance(self.drawn, figures.Chart) else self.drawn
 
 
 class Listing(NamedTuple):
-  """Lines of text, shown as they are."""
+  """Preformatted text with a caption."""
 
   caption: str
   text: str

@@ -1,7 +1,7 @@
 """Writes report.html and report.md from the files of a workdir.
 
-Nothing is computed here except means over seeds: every number on a page comes from the files of a workdir. Those of
-evaluation.json are in a `<data>` element, with their key and their full value.
+No metric is computed here: every number on the page comes from the files of the workdir. Numbers of evaluation.json are
+in a `<data>` element, with their key and their full value.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ MEASURES = {
 }
 
 
-# What a report relies on in the files of a workdir, which may be damaged.
+# What a report requires of the files of a workdir. They are checked, because they may be damaged.
 SECTIONS = ('method', 'data', 'model', 'loss')
 EVALUATION: dict[str, Any] = {'step': int, 'epoch': int | float, 'features': str, 'file': str}
 EVALUATION |= dict.fromkeys(('settings', 'measures', 'classes'), dict)
@@ -61,7 +61,7 @@ class FinishedRun:
 
   @classmethod
   def read(cls, workdir: str | pathlib.Path) -> 'FinishedRun':
-    """Reads a workdir, with the keys and metrics of older runs under their present names."""
+    """Reads a workdir. The keys and metrics of older runs get their current names."""
     workdir = pathlib.Path(workdir).expanduser()
     load = lambda name, *known: _load(workdir / name, *known)
     config = load('config.json', dict.fromkeys(SECTIONS, dict) | {'seed': int}, (*SECTIONS, 'seed'))
@@ -86,7 +86,7 @@ class FinishedRun:
 
   @property
   def accuracies(self) -> dict[str, float]:
-    """Percentages from the evaluation, or from training if there is none; the online probe from training."""
+    """Percentages from the evaluation or, if there is none, from training. The online probe is always from training."""
     others = ('_pixels', '_loss', '_train')
     latest = self.summary or {k: v for row in self.rows for k, v in row.items() if not k.endswith(others)}
     probe = {k: v for k, v in latest.items() if k == 'online_probe'}
@@ -96,7 +96,7 @@ class FinishedRun:
 
   @property
   def settings(self) -> dict:
-    """What the numbers depend on: the config, with the settings of the evaluation, which may differ from the run's."""
+    """The settings behind the numbers: the config, and the settings of the evaluation, which may override it."""
     evaluated = upgrade({'eval': self.evaluation.get('settings', {})})['eval']  # its keys are flat: 'eval.k'
     found = relevant(self.config) | {key: value for key, value in evaluated.items() if key.startswith('eval.')}
     if found.get('data.source') in ('arrays', 'folder', 'text'):  # a tfds set is identified by its name alone
@@ -284,7 +284,7 @@ def _representation(run: FinishedRun) -> list[Section]:
 
 
 def _neighbours(run: FinishedRun) -> list[Section]:
-  """The neighbours of the evaluation, or those at the end of training if there is none."""
+  """The nearest neighbors of the evaluation or, if there is none, those at the end of training."""
   picture, text = run.workdir / 'neighbours.png', run.workdir / 'neighbours.txt'
   part: Part
   if 'neighbours' in run.arrays:
@@ -295,7 +295,7 @@ def _neighbours(run: FinishedRun) -> list[Section]:
     caption = 'Test images, each with its nearest training images, at the end of training.'
     try:
       part = Figure('neighbours', caption, figures.sheet(read_bytes(picture)))
-    except (OSError, ValueError, SyntaxError) as error:  # as Pillow raises for other files
+    except (OSError, ValueError, SyntaxError) as error:  # Pillow raises these for invalid files
       why = 'not an image' if isinstance(error, UnidentifiedImageError) else reason(error)
       raise ValueError(f'{picture} cannot be read ({why}): remove it') from error
   elif os.path.lexists(text):

@@ -1,4 +1,4 @@
-"""The encoders as torch source code, complete and executable, for the README of an export.
+"""Complete torch source code of the encoders, for the README of an export.
 
 Each function returns code that defines `encoder`, a torch.nn.Module that loads model.safetensors.
 """
@@ -216,7 +216,7 @@ def _vit(encoder: ViT, size: int) -> str:
 
 def _alexnet(encoder: AlexNet, size: int) -> str:
   del encoder
-  for _ in range(3):  # pools of 3 pixels with stride 2, without padding
+  for _ in range(3):  # 3×3 pooling with stride 2, without padding
     size = (size - 3) // 2 + 1
   return _ALEXNET.format(flat=192 * size**2)
 

@@ -19,9 +19,9 @@ from ssl_jax.workdir import files
 
 
 def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4) -> pathlib.Path:
-  """Writes views.png: one row per training image, with its position and class, the image, and `draws` of all its views.
+  """Writes views.png: one row per training image, with its label, the image, and `draws` random draws of all views.
 
-  Small crops are enlarged to the size of the others.
+  The label is its position and class. Small crops are enlarged to the size of the others.
   """
   if modality_of(config).encoded != 'images':
     raise ValueError(f'data.source = {config.data.source!r} has no pictures: --mode=views is for images')
@@ -44,7 +44,7 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
 
 
 def _labels(source: sources.Source, positions: np.ndarray) -> list[str]:
-  """The position and, if it is known, the class of each image, in two lines."""
+  """The position and, if known, the class of each image, in two lines."""
   classes = source.labels_of(positions)
   names = [''] * len(positions) if classes is None else [source.class_name(label) for label in classes]
   return [f'image {position}\n{name}' for position, name in zip(positions, names, strict=True)]

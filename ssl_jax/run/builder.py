@@ -1,4 +1,4 @@
-"""From a valid config to everything that training and evaluation share. Every part is built once."""
+"""Builds everything that training and evaluation share from a valid config."""
 
 import dataclasses
 import functools
@@ -34,11 +34,11 @@ class Run:
   modality: Modality
   devices: Devices
   train: sources.Source
-  on_device: bool  # whether all training examples live on the device; otherwise the host decodes and crops
+  on_device: bool  # whether all training examples are on the device; otherwise the host decodes and crops
   steps_per_epoch: int
   total_steps: int
   method: methods.Method
-  initial_weights: Mapping[str, Any] | None  # the encoder's variables from the file `init`
+  initial_weights: Mapping[str, Any] | None  # variables of the encoder, from the file `init`
   learning_rate: optax.Schedule
   optimizer: optax.GradientTransformation
   online_probe: OnlineProbe | None
@@ -46,7 +46,7 @@ class Run:
 
   @functools.cached_property
   def eval_data(self) -> dict[str, Any]:
-    """The section `data` of evaluations: the training set's, with the changes of `eval.data`."""
+    """The section `data` for evaluations: `config.data` with the changes in `eval.data`."""
     return resolve.eval_data(self.config)
 
   @functools.cached_property
@@ -56,19 +56,19 @@ class Run:
 
   @functools.cached_property
   def eval_train(self) -> sources.Source:
-    """The images that evaluations find neighbours among and train classifiers on."""
+    """The training images of evaluations, for nearest neighbors and classifiers."""
     same = all(self.eval_data[key] == self.config.data[key] for key in self.eval_data if key != 'test_split')
     if same and (self.config.eval.train_images == 'kept' or self.config.imbalance.name == 'none'):
       return self.train
     return resolve.placed(self.config, self.modality.open(self.config, 'train', self.eval_data))[0]
 
   def epoch(self, step: int) -> float:
-    """How many epochs have passed after a step, to four digits."""
+    """The number of epochs after `step` steps, rounded to four decimals."""
     return round(step / self.steps_per_epoch, 4)
 
   @property
   def identity(self) -> dict[str, Any]:
-    """What a checkpoint belongs to: the config, the number of training examples, and what the modality adds."""
+    """What a checkpoint must match: the config, the number of training examples, and values of the modality."""
     known = self.config.to_dict()
     found = {'images': len(self.train), **self.modality.identity(self.train)}
     return {**known, 'data': {**known['data'], **found}}
@@ -88,7 +88,7 @@ class Run:
     return jax.device_get(state)
 
   def steps_per_call(self, epoch: int) -> int:
-    """Steps scanned in one dispatch, for an epoch of `epoch` steps."""
+    """The number of steps in one dispatch, if an epoch has `epoch` steps."""
     on_cpu = self.devices.devices[0].platform == 'cpu'
     return self.config.parallel.steps_per_call or (1 if on_cpu else epoch)
 
@@ -109,12 +109,12 @@ class Run:
 
 
 def shorten_warmup(config: ConfigDict, changed: Collection[str], planned: ConfigDict) -> str:
-  """Shortens the warm-up in proportion if the command line made the run shorter than it; says so in one line.
+  """Shortens the warm-up in proportion if flags make the run no longer than the warm-up. Returns a message, or ''.
 
   Args:
-    config: the config of the command, which is changed.
-    changed: the keys that the command line sets. Where the warm-up is one of them, it stays.
-    planned: the config without these changes.
+    config: the config with the flags of the command line; modified in place.
+    changed: the keys set by flags. If the warm-up is one of them, it is not shortened.
+    planned: the config without the flags.
   """
   optimizer = config.optimizer
   if not {'steps', 'epochs'} & set(changed) or 'optimizer.warmup_epochs' in changed or not optimizer.warmup_epochs:
@@ -135,10 +135,10 @@ def shorten_warmup(config: ConfigDict, changed: Collection[str], planned: Config
 
 
 def build(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -> Run:
-  """Builds a run and finds whatever is wrong with a valid config before any image is decoded.
+  """Builds a run from a valid config. Further errors in the config are found before any image is decoded.
 
-  A `resumed` run has its weights in a checkpoint and does not read the file `init`. A run that no longer `trains` does
-  not check its batch size.
+  If `resumed`, the weights come from a checkpoint, and the file `init` is not read. If not `trains`, the batch size is
+  not checked.
   """
   devices = Devices.choose(config.parallel.map, config.parallel.devices)
   modality = modality_of(config)
@@ -181,7 +181,7 @@ def _assemble(
   parts: methods.Parts,
   trains: bool,
 ) -> Run:
-  """The run over a source of known length, which need not be decoded yet."""
+  """The run on a source, which need not be decoded yet. Views and initial weights are placeholders."""
   if not len(source):
     raise ValueError(f'data.train_split = {config.data.train_split!r} has no readable image: check data.path')
   if trains and len(source) < config.batch_size:
@@ -197,7 +197,7 @@ def _assemble(
     online_probe = OnlineProbe(source.labels, config.online_probe)
   steps_per_epoch = max(len(source) // config.batch_size, 1)
   clock = dict(steps_per_epoch=steps_per_epoch, total_steps=config.steps or config.epochs * steps_per_epoch)
-  if clock['total_steps'] >= 2**31:  # the state counts them in int32
+  if clock['total_steps'] >= 2**31:  # the step counter is int32
     raise ValueError(f'epochs = {config.epochs} of {steps_per_epoch} steps must be at most {2**31 - 1} steps: lower it')
   learning_rate = optimizers.learning_rate(config.optimizer, batch_size=config.batch_size, **clock)
   peak = optimizers.peak_learning_rate(config.optimizer, config.batch_size)
@@ -218,7 +218,7 @@ def _assemble(
 
 
 def _check_microbatches(number: int, batch_size: int, devices: int) -> None:
-  """Raises a ValueError unless each device's part of a batch splits into microbatches of the same size."""
+  """Raises a ValueError unless each device's part of a batch can be split into microbatches of equal size."""
   local = batch_size // devices
   if local % number:
     near = max(n for n in range(1, min(number, local) + 1) if local % n == 0)
@@ -227,7 +227,7 @@ def _check_microbatches(number: int, batch_size: int, devices: int) -> None:
 
 
 def _check_network(run: Run) -> None:
-  """Traces the network without compiling it, so that sizes and types that do not fit are reported in one line."""
+  """Traces the network without compiling it, to report incompatible sizes and types in one line."""
   config, method = run.config, run.method
   inputs = models.example(method.network.encoder, run.modality.input_size(config))
   try:
@@ -249,7 +249,7 @@ def _network_settings(config: ConfigDict) -> str:
 
 
 def _check_predictor(run: Run, inputs: jax.Array) -> None:
-  """Raises a ValueError for a predictor whose output cannot be compared with the projections that it predicts."""
+  """Raises a ValueError if the predictor's output and the projections that it predicts differ in width."""
   network, config = run.method.network, run.config
   outputs = lambda: network.init_with_output(jax.random.key(0), inputs, train=False, predict=True)[0]
   widths = {name: x.shape[1] for name, x in jax.eval_shape(outputs).items()}
@@ -261,7 +261,7 @@ def _check_predictor(run: Run, inputs: jax.Array) -> None:
 
 
 def _check_smaller_views(run: Run, params: Any, stats: Any) -> None:
-  """Raises a ValueError for smaller views on an encoder whose weights depend on the image size."""
+  """Raises a ValueError for smaller views if the encoder's weights depend on the image size."""
   config, encoder = run.config, run.method.network.encoder
   small, size = config.small_crops, config.augment.get('size')
   smaller = [('augment.size', size, 'leave it out')] if size else []

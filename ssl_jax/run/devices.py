@@ -1,4 +1,4 @@
-"""Maps a per-device function over devices by pmap or by shard_map, with the same numbers either way.
+"""Maps a per-device function over devices with pmap or shard_map, with the same results either way.
 
 A mapped function takes replicated arguments first, then sharded ones. Collectives inside it use the axis `AXIS`. Under
 pmap, arrays have a leading device axis; under shard_map, they are global and carry their sharding. `Devices` hides the
@@ -21,9 +21,9 @@ from jax.sharding import PartitionSpec as P
 
 AXIS = 'batch'
 LARGEST_COPY = 2**30  # bytes sent to a device at once
-COMPILATION = '/jax/core/compile/backend_compile_duration'  # what jax calls the time in XLA's compiler
+COMPILATION = '/jax/core/compile/backend_compile_duration'  # JAX's event for time spent in XLA's compiler
 
-_compilations: list[float] = []  # seconds of each compilation of this process
+_compilations: list[float] = []  # seconds of each compilation in this process
 
 
 def _heard(event: str, duration_secs: float, **_: str | int) -> None:
@@ -35,24 +35,24 @@ jax.monitoring.register_event_duration_secs_listener(_heard)
 
 
 def compile_seconds() -> float:
-  """Seconds that this process has spent in XLA's compiler, including programs that came from its cache."""
+  """Seconds that this process has spent on compilation, including loads from the compilation cache."""
   return math.fsum(_compilations)
 
 
 def start(processes: int, cpu_devices: int) -> None:
-  """Splits a CPU into several devices and joins the other processes. Call it before the first use of a device.
+  """Splits the CPU into several devices and connects to the other processes. Call it before the first use of a device.
 
-  The cluster (TPU, Slurm, MPI) tells jax where the other processes are. Elsewhere, set JAX_COORDINATOR_ADDRESS to the
+  On a cluster (TPU, Slurm, MPI), JAX finds the other processes by itself. Elsewhere, set JAX_COORDINATOR_ADDRESS to the
   host:port of the first process and JAX_PROCESS_ID to 0, 1, ...
   """
   if cpu_devices > 1 and 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
     jax.config.update('jax_num_cpu_devices', cpu_devices)
   if processes > 1:
-    own = os.environ.get('JAX_PROCESS_ID')  # jax does not read it
+    own = os.environ.get('JAX_PROCESS_ID')  # JAX does not read this variable
     try:
       given: dict[str, Any] = {} if own is None else dict(num_processes=processes, process_id=int(own))
       jax.distributed.initialize(**given)
-    except ValueError as error:  # not a cluster that jax knows
+    except ValueError as error:  # not a cluster that JAX recognizes
       raise ValueError(
         f'parallel.processes = {processes}, but the other processes are unknown ({error}): set '
         f'JAX_COORDINATOR_ADDRESS (host:port of the first) and JAX_PROCESS_ID (0 to {processes - 1}), or start under '
@@ -65,10 +65,10 @@ def start(processes: int, cpu_devices: int) -> None:
 def compile_faster(deterministic: bool) -> None:
   """Caches compiled programs between runs and disables Triton GEMMs. Call it before the first use of a device.
 
-  The cache is JAX_COMPILATION_CACHE_DIR, or ~/.cache/ssl_jax. On an H200, autotuning Triton's kernels against cuBLAS
-  took half of the time before the first step and most of an evaluation, and the steps were not faster. To enable it,
-  set XLA_FLAGS=--xla_gpu_enable_triton_gemm=true. `deterministic` excludes GPU kernels whose order of summation changes
-  from run to run.
+  The cache is in JAX_COMPILATION_CACHE_DIR, or in ~/.cache/ssl_jax. On an H200, autotuning Triton kernels against
+  cuBLAS took half of the time before the first step and most of the time of an evaluation, without faster steps. To
+  enable Triton GEMMs, set XLA_FLAGS=--xla_gpu_enable_triton_gemm=true. `deterministic` excludes GPU kernels whose
+  order of summation varies between runs.
   """
   if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
     jax.config.update('jax_compilation_cache_dir', str(pathlib.Path('~/.cache/ssl_jax').expanduser()))
@@ -78,9 +78,9 @@ def compile_faster(deterministic: bool) -> None:
 
 
 def jit_once(function: Callable) -> Callable:
-  """jax.jit for a function that is called once, such as an initialization: it compiles faster and runs slower.
+  """jax.jit for a function that is called once, such as an initialization: faster compilation, slower execution.
 
-  On two CPU cores, the weights of a ResNet-18 of width 8 take 3 s to compile instead of 19 s, and have the same bits.
+  On two CPU cores, initializing a ResNet-18 of width 8 takes 3 s to compile instead of 19 s, with identical weights.
   """
   least = jax.config.read('jax_disable_most_optimizations')
   return jax.jit(function, compiler_options=None if least else {'xla_backend_optimization_level': 1})
@@ -88,14 +88,14 @@ def jit_once(function: Callable) -> Callable:
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-  """The devices that share each batch, and the way a function is mapped over them."""
+  """The devices that share each batch, and how a function is mapped over them."""
 
   kind: str  # pmap or shard_map
   devices: tuple[jax.Device, ...]
 
   @classmethod
   def choose(cls, kind: str, count: int) -> 'Devices':
-    """All devices, or the first `count` of a single process."""
+    """All devices, or the first `count` devices if there is only one process."""
     devices = jax.devices()
     if count and jax.process_count() > 1:
       raise ValueError(f'parallel.devices = {count} must be 0 with several processes: each uses all of its devices')
@@ -113,7 +113,7 @@ class Devices:
     return jax.make_mesh((len(self.devices),), (AXIS,), devices=self.devices, axis_types=(AxisType.Auto,))
 
   def replicate(self, tree: Any) -> Any:
-    """Host values -> one copy on each device."""
+    """Copies host values to each device."""
     if self.kind == 'pmap':
       return jax.tree.map(lambda x: self._stack([np.asarray(x)] * len(self.local)), tree)
     return jax.tree.map(self._copies, tree)
@@ -124,7 +124,7 @@ class Devices:
     return jax.tree.map(lambda x: x[0], one) if self.kind == 'pmap' else one
 
   def shard(self, tree: Any) -> Any:
-    """This process's part of a batch -> one shard per device, along the first axis."""
+    """Splits this process's part of a batch along the first axis, one shard per device."""
     if self.kind == 'pmap':
       return jax.tree.map(lambda x: self._stack(np.split(x, len(self.local))), tree)
     return jax.tree.map(lambda x: self._global(x, P(AXIS)), tree)
@@ -147,7 +147,7 @@ class Devices:
       return jax.pmap(fn, AXIS, devices=self.devices, donate_argnums=donate)
     specs = (P(),) * replicated + (P(AXIS),) * sharded
     out_specs = P() if out == 'replicated' else P(AXIS)
-    # check_vma=False: the update averages gradients itself; True would silently sum them once more.
+    # check_vma=False, because the update averages gradients itself. True would silently sum them once more.
     mapped = jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
     return jax.jit(mapped, donate_argnums=donate)
 
@@ -159,7 +159,7 @@ class Devices:
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), placed)
 
   def _copies(self, x):
-    """An array that every device has as a whole."""
+    """An array that is replicated on every device."""
     placed = [_put(np.asarray(x), device, axis=0) for device in self.local]
     return jax.make_array_from_single_device_arrays(placed[0].shape, NamedSharding(self.mesh, P()), placed)
 
@@ -168,7 +168,7 @@ class Devices:
 
 
 def _put(x: np.ndarray, device: jax.Device, axis: int) -> jax.Array:
-  """An array on a device; a large one part by part along `axis`, since jax copies what it sends to pinned memory."""
+  """Puts an array on a device. Large ones are sent in parts along `axis`, because JAX stages them in pinned memory."""
   if x.nbytes <= LARGEST_COPY:
     return jax.device_put(x, device)
   whole = jax.jit(lambda: jnp.zeros(x.shape, x.dtype), out_shardings=SingleDeviceSharding(device))()

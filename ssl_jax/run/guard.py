@@ -1,8 +1,9 @@
-"""Watches one process of a run from outside of it, and ends it when another process is lost. `watch` starts it.
+"""Watches one process of a multi-process run and ends it when another process is lost. `watch` starts it.
 
-It is a program of its own, with nothing but the standard library, because jax ends a process without a coordinator at
-once, from C++: nothing inside the process could still say why. The process's stderr passes through the guard, which
-holds it back for a moment. What the loss of another process makes jax say is dropped, and one line names the lost one.
+The guard is a separate program that uses only the standard library. When the coordinator is lost, JAX terminates the
+process immediately, from C++, so that no code inside the process could report the reason. The process's stderr passes
+through the guard, which delays it. When another process is lost, JAX's messages about it are dropped, and one line
+names the lost process.
 """
 
 import contextlib
@@ -13,31 +14,32 @@ import socket
 import sys
 import time
 
-DELAY = 1.0  # seconds for which stderr is held back
-GRACE = (1.0, 3.0)  # seconds until a process that ended with output counts as lost: the first process, the others
-PATIENCE = 2.0  # seconds until a process that should end is killed
-FAREWELL, FAILED = b'.', b'!'  # what a process sends when it ends
+DELAY = 1.0  # seconds by which stderr is delayed
+# Seconds until a process that ended with pending stderr output counts as lost: for the first process, for the others.
+GRACE = (1.0, 3.0)
+PATIENCE = 2.0  # seconds until a process that should exit is killed
+FAREWELL, FAILED = b'.', b'!'  # sent by a process when it ends: normally, or after an error
 
 
 class Guard:
-  """The guard of process `own` of `count`, whose id is `parent`.
+  """The guard of process number `own` of `count`, whose operating-system id is `parent`.
 
-  `pipe` has its stderr. `links` are connections to the guards of other processes: the first one has all of them, the
-  others have that to the first one.
+  The process writes its stderr to `pipe`. `links` are connections to other guards by process number: the first guard is
+  connected to all others, and every other guard only to the first.
   """
 
   def __init__(self, own: int, count: int, parent: int, pipe: int, links: dict[int, socket.socket]):
     self.own, self.count, self.parent, self.pipe, self.links = own, count, parent, pipe, links
-    self.held: list[tuple[float, bytes]] = []  # what stderr said, and when
+    self.held: list[tuple[float, bytes]] = []  # (time, stderr output) that is not forwarded yet
 
   def run(self) -> None:
-    """Returns when the process is over."""
+    """Watches until the process ends."""
     ended = 0.0
     sources = [sys.stdin.fileno(), self.pipe]
     while True:
       links = {link.fileno(): process for process, link in self.links.items()}
       ready, _, _ = select.select([*sources, *links], [], [], 0.05)
-      alive = os.getppid() == self.parent  # a child of the process may hold its pipes, so their end says nothing
+      alive = os.getppid() == self.parent  # closed pipes are no sign: a child process may keep them open
       if self.pipe in ready and not self._hold():
         sources.remove(self.pipe)
       for link in ready:
@@ -56,7 +58,7 @@ class Guard:
         self._say(before=time.monotonic() - DELAY)
 
   def _hold(self) -> bool:
-    """Takes what the process wrote to stderr; False at its end."""
+    """Reads and stores stderr output of the process. Returns False at the end of the stream."""
     data = os.read(self.pipe, 1 << 16)
     self.held += [(time.monotonic(), data)] if data else []
     return bool(data)
@@ -66,7 +68,7 @@ class Guard:
       _write(self.held.pop(0)[1])
 
   def _hear(self, process: int) -> int | None:
-    """Reads a message of another guard. -> the process that is lost, if one is"""
+    """Reads a message from another guard.  -> the number of the lost process, or None"""
     try:
       said = self.links[process].recv(64)
     except OSError:
@@ -78,24 +80,24 @@ class Guard:
 
   def _tell(self, message: bytes) -> None:
     for link in self.links.values():
-      with contextlib.suppress(OSError):  # the other end may be gone
+      with contextlib.suppress(OSError):  # the other guard may be gone
         link.sendall(message + b'\n')
 
   def _over(self, *, lost: bool) -> None:
-    """The process has ended by itself: tells the others whether it was lost or all is well."""
+    """Handles the end of this process: tells the other guards whether it was lost, and forwards all stderr output."""
     self._tell(str(self.own).encode() if lost else FAREWELL)
     while select.select([self.pipe], [], [], 0)[0] and self._hold():
       pass
     self._say()
 
   def _lost(self, process: int) -> None:
-    """Another process is lost: names it, and ends this one."""
+    """Handles the loss of another process: reports it and ends this process."""
     self._tell(str(process).encode())
     _write(
       f'ssl_jax: process {process} of {self.count} is lost, so process {self.own} stops (if the other was not killed, '
       'its output says why); start all of them again: training resumes from the last checkpoint\n'.encode()
     )
-    os.close(sys.stdout.fileno())  # a thread of the process waits for that, and exits
+    os.close(sys.stdout.fileno())  # a thread of the process (`watch._obey`) waits for this and exits
     until = time.monotonic() + PATIENCE
     while os.getppid() == self.parent:
       if time.monotonic() > until:
@@ -105,7 +107,7 @@ class Guard:
 
 
 def _write(text: bytes) -> None:
-  with contextlib.suppress(OSError):  # nobody reads it
+  with contextlib.suppress(OSError):  # the reader may be gone
     sys.stderr.buffer.write(text)
     sys.stderr.buffer.flush()
 

@@ -1,4 +1,4 @@
-"""A linear classifier that is trained with the encoder and sends no gradient to it (`config.online_probe`)."""
+"""A linear classifier that is trained alongside the encoder without affecting it (`config.online_probe`)."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -16,9 +16,9 @@ Array = TypeVar('Array', np.ndarray, jax.Array)
 
 @dataclasses.dataclass(frozen=True)
 class OnlineProbe:
-  """Softmax regression on the features that evaluations use: one step of Adam per training step.
+  """Softmax regression on the features used by evaluations, with one Adam step per training step.
 
-  It costs one forward pass of one view. `labels` [n] are those of all training images.
+  It costs one forward pass of one view. `labels` [n] are the labels of all training images.
   """
 
   labels: np.ndarray
@@ -29,7 +29,7 @@ class OnlineProbe:
     return for_strict_promotion(optax.adam(self.learning_rate))
 
   def init(self, width: int) -> dict[str, Any]:
-    """The probe's part of a run's state, for features [b, width]."""
+    """The initial state of the probe, for features [b, width]."""
     classes = int(self.labels.max()) + 1
     weights = {'kernel': jnp.zeros((width, classes)), 'bias': jnp.zeros(classes)}
     return {'weights': weights, 'optimizer': self.optimizer.init(weights)}
@@ -37,7 +37,7 @@ class OnlineProbe:
   def update(
     self, state: dict[str, Any], features: jax.Array, index: jax.Array, axis_name: str | None = None
   ) -> tuple[dict[str, Any], dict[str, jax.Array]]:
-    """One step on this device's features [b, width] of the training images `index` [b]: the next state, and metrics."""
+    """One step on this device's features [b, width] of the training images `index` [b].  -> (next state, metrics)"""
     features, labels = lax.stop_gradient(features.astype(jnp.float32)), jnp.asarray(self.labels, jnp.int32)[index]
 
     def loss_fn(weights):

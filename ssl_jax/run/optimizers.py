@@ -1,4 +1,4 @@
-"""Optimizers, learning-rate schedules, and which parameters weight decay leaves alone."""
+"""Optimizers, learning-rate schedules, and parameters that are exempt from weight decay."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from ssl_jax.registry import require_choice
 
 Mask = Callable[[Any], Any]  # params -> a tree of booleans
 
-# `optimizer.scaling`: the factor of the learning rate at a batch size.
+# `optimizer.scaling`: batch size -> factor of the learning rate.
 SCALINGS: dict[str, Callable[[int], float]] = {
   'none': lambda batch_size: 1.0,
   'linear': lambda batch_size: batch_size / 256,
@@ -28,7 +28,7 @@ SCHEDULES: dict[str, Callable[[float, int, dict[int, float]], optax.Schedule]] =
 
 
 def check(optimizer: Mapping) -> None:
-  """Refuses an unknown name in the config's `optimizer` section."""
+  """Raises a ValueError for an unknown name in the config section `optimizer`."""
   tables: dict[str, Mapping] = {'name': OPTIMIZERS, 'scaling': SCALINGS, 'schedule': SCHEDULES}
   for key, table in tables.items():
     require_choice(f'optimizer.{key}', optimizer[key], table)
@@ -41,7 +41,7 @@ def peak_learning_rate(optimizer: Mapping, batch_size: int) -> float:
 
 
 def learning_rate(optimizer: Mapping, *, batch_size: int, steps_per_epoch: int, total_steps: int) -> optax.Schedule:
-  """step -> learning rate: linear warm-up from zero, then the config's schedule."""
+  """A function step -> learning rate: linear warm-up from zero, then `optimizer.schedule`."""
   peak = peak_learning_rate(optimizer, batch_size)
   warmup = round(optimizer['warmup_epochs'] * steps_per_epoch)
   if warmup >= total_steps and warmup:
@@ -53,30 +53,30 @@ def learning_rate(optimizer: Mapping, *, batch_size: int, steps_per_epoch: int, 
   schedule = SCHEDULES[optimizer['schedule']](peak, total_steps - warmup, drops)
   if warmup:
     schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), schedule], [warmup])
-  return lambda step: schedule(jnp.asarray(step, jnp.float32))  # optax mixes the step with floats
+  return lambda step: schedule(jnp.asarray(step, jnp.float32))  # optax multiplies the step by floats
 
 
 def decayed(params: Any) -> Any:
-  """True for weights; False for biases, norms and scalars, which have fewer than two dimensions."""
+  """True for weights. False for biases, normalization parameters and scalars, which have fewer than two dimensions."""
   return jax.tree.map(lambda p: jnp.ndim(p) > 1, params)
 
 
-def _learned(params):
-  """False for learned parameters of the temperature and the loss, and for a ViT's frozen patch projection.
+def _network_weights(params):
+  """False for parameters of the temperature and the loss, and for a ViT's frozen patch projection; otherwise True.
 
-  Decay would pull the temperature to 1, and the bias of a loss to 0.
+  Weight decay would pull the temperature to 1, and the bias of a loss to 0.
   """
   exempt = lambda path: any(getattr(part, 'key', None) in ('temperature', 'loss', 'patch_embed') for part in path)
   return jax.tree_util.tree_map_with_path(lambda path, _: not exempt(path), params)
 
 
 def _decay_mask(optimizer: Mapping) -> Mask:
-  both = lambda params: jax.tree.map(lambda a, b: a and b, decayed(params), _learned(params))
-  return both if optimizer['exempt'] else _learned
+  both = lambda params: jax.tree.map(lambda a, b: a and b, decayed(params), _network_weights(params))
+  return both if optimizer['exempt'] else _network_weights
 
 
 def sgd(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """torch's SGD: decay is added to the gradient, momentum accumulates it, the learning rate comes last."""
+  """PyTorch's SGD: weight decay is added to the gradient, then momentum, then the learning rate."""
   return optax.chain(
     optax.add_decayed_weights(optimizer['weight_decay'], _decay_mask(optimizer)),
     optax.trace(optimizer['momentum']),
@@ -85,25 +85,25 @@ def sgd(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransform
 
 
 def lars(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """LARS (You et al. 2017): each weight's step is scaled by 0.001·|w| / |g + decay·w|.
+  """LARS (You et al. 2017): the update of each weight array is scaled by 0.001·|w| / |g + decay·w|.
 
-  The paper's denominator is |g| + decay·|w|, which differs only if the decay is large.
+  The denominator in the paper is |g| + decay·|w|, which differs noticeably only for large weight decay.
   """
   mask = _decay_mask(optimizer)
   return optax.lars(schedule, optimizer['weight_decay'], mask, trust_ratio_mask=mask, momentum=optimizer['momentum'])
 
 
 def adamw(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """torch's AdamW: decay is decoupled from the gradient."""
+  """PyTorch's AdamW: weight decay is decoupled from the gradient."""
   b1, b2 = optimizer['betas']
   decay = dict(weight_decay=optimizer['weight_decay'], mask=_decay_mask(optimizer))
   return for_strict_promotion(optax.adamw(schedule, b1=b1, b2=b2, **decay))
 
 
 def muon(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransformation:
-  """Muon (Jordan 2024): the momentum of a kernel is replaced by a nearly orthogonal matrix. AdamW trains all the rest.
+  """Muon (Jordan 2024): the momentum of a kernel is orthogonalized approximately. AdamW trains all other parameters.
 
-  Updates of kernels have the size of AdamW's (Liu et al. 2025), and weight decay is decoupled.
+  Kernel updates are scaled to the size of AdamW's (Liu et al. 2025), and weight decay is decoupled.
   """
   mask = _decay_mask(optimizer)
   kernels = optax.chain(
@@ -115,13 +115,13 @@ def muon(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransfor
 
 
 def _kernels(params):
-  """'kernels' for the weights of dense layers and convolutions, whose last axis is the output; else 'others'."""
+  """'kernels' for the weights of dense layers and convolutions, whose last axis is the output; otherwise 'others'."""
   matrix = lambda p, learned: 'kernels' if learned and jnp.ndim(p) in (2, 4) else 'others'
-  return jax.tree.map(matrix, params, _learned(params))
+  return jax.tree.map(matrix, params, _network_weights(params))
 
 
 def _stacked(momentum: float) -> optax.GradientTransformation:
-  """Muon's direction for kernels. Those of one shape are one batch: fewer, larger products."""
+  """Muon's update direction for kernels. Kernels of one shape are stacked, for fewer and larger matrix products."""
   dimensions = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
   of_stacks = lambda stacks: dict.fromkeys(stacks, dimensions)
   muon = for_strict_promotion(optax.contrib.scale_by_muon(beta=momentum, weight_dimension_numbers=of_stacks))
@@ -136,7 +136,7 @@ def _stacked(momentum: float) -> optax.GradientTransformation:
   def update(grads, state, params=None):
     del params
     stacks, state = muon.update(stack(grads), state)
-    # The root mean square of AdamW's updates is about 0.2, that of an orthogonal matrix 1 / sqrt(its longer side).
+    # The RMS of AdamW's updates is about 0.2. That of an orthogonal matrix is 1 / sqrt(its longer side).
     rows = {shape: iter(0.2 * max(x.shape[1:]) ** 0.5 * x) for shape, x in stacks.items()}
     return jax.tree.map(lambda g: next(rows[str(matrix(g).shape)]).reshape(g.shape), grads), state
 
@@ -144,7 +144,7 @@ def _stacked(momentum: float) -> optax.GradientTransformation:
 
 
 def for_strict_promotion(corrected: optax.GradientTransformation) -> optax.GradientTransformation:
-  """The same under strict dtype promotion: optax raises a float to an integer power for the bias correction."""
+  """Makes optax's bias correction, a float to an integer power, work under strict dtype promotion."""
 
   def update(grads, state, params=None):
     with jax.numpy_dtype_promotion('standard'):
@@ -154,7 +154,7 @@ def for_strict_promotion(corrected: optax.GradientTransformation) -> optax.Gradi
 
 
 def _parts(params):
-  """'predictor' for the parameters of the predictor, 'others' for all others."""
+  """'predictor' for the parameters of the predictor, otherwise 'others'."""
   inside = lambda path: any(getattr(part, 'key', None) == 'predictor' for part in path)
   return jax.tree_util.tree_map_with_path(lambda path, _: 'predictor' if inside(path) else 'others', params)
 
@@ -168,9 +168,9 @@ OPTIMIZERS: dict[str, Callable[[Mapping, optax.Schedule], optax.GradientTransfor
 
 
 def create(optimizer: Mapping, schedule: optax.Schedule, peak: float | None = None) -> optax.GradientTransformation:
-  """The optimizer of the config's `optimizer` section.
+  """The optimizer for the config section `optimizer`.
 
-  With `fixed_predictor` the learning rate of the predictor is always `peak`.
+  With `fixed_predictor`, the learning rate of the predictor is always `peak`.
   """
   check(optimizer)
   make = OPTIMIZERS[optimizer['name']]
@@ -178,5 +178,5 @@ def create(optimizer: Mapping, schedule: optax.Schedule, peak: float | None = No
   if optimizer['fixed_predictor']:
     assert peak is not None
     made = optax.multi_transform({'others': made, 'predictor': make(optimizer, optax.constant_schedule(peak))}, _parts)
-  # Chain only if clipping is on: the optimizer states of earlier checkpoints were saved without a chain.
+  # Chain only if clipping is on: a chain changes the optimizer state, and earlier checkpoints have none.
   return optax.chain(optax.clip_by_global_norm(optimizer['clip']), made) if optimizer['clip'] else made

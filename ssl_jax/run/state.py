@@ -1,4 +1,4 @@
-"""The state of a run, from step to step."""
+"""The training state of a run."""
 
 from typing import Any
 
@@ -8,22 +8,22 @@ import jax
 
 @flax.struct.dataclass
 class State:
-  """Everything that a checkpoint holds. It has no random keys: they follow from the seed and the step."""
+  """The content of a checkpoint. It has no random keys: they are derived from the seed and the step."""
 
   step: jax.Array  # int32 [], the number of updates so far
   params: Any
-  batch_stats: Any  # running statistics of the encoder's norms
-  extra: Any  # the method's state (queue, bank, momentum encoder, centre), the weight average, the online probe
+  batch_stats: Any  # running statistics of batch normalization
+  extra: Any  # the method's state (queue, bank, momentum encoder, center), the weight average, the online probe
   opt_state: Any
 
   @property
   def evaluated(self) -> tuple[Any, Any]:
-    """(params, batch_stats) for evaluations: the averaged ones if the run keeps an average (`config.ema`)."""
+    """(params, batch_stats) for evaluations: the moving average if there is one (`config.ema`)."""
     if 'average' not in self.extra:
       return self.params, self.batch_stats
     return {**self.params, 'network': self.extra['average']['network']}, self.extra['average']['batch_stats']
 
 
 def average_of(params: Any, batch_stats: Any) -> dict[str, Any]:
-  """The part of the state that the weight average is taken over."""
+  """The part of the state that is averaged."""
   return {'network': params['network'], 'batch_stats': batch_stats}

@@ -1,4 +1,4 @@
-"""The pure update: one training step on one device, or a scan over several."""
+"""The training step as a pure function on one device, and a scan over several steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,28 +14,28 @@ from ssl_jax.methods import Inputs, Method
 from ssl_jax.run.online_probe import OnlineProbe
 from ssl_jax.run.state import State, average_of
 
-Images = Any  # images [b, H, W, C], or a tree of arrays [b, ...]; a tuple if the host has made the views
-# (key, example) -> one view of it.
+Images = Any  # images [b, H, W, C], or a tree of arrays [b, ...]; a tuple if the host has cropped the views
+# (key, example) -> one view of the example.
 Augment = Callable[[jax.Array, Any], jax.Array]
 
 
 def example_keys(seed: int, step: jax.Array, slots: jax.Array) -> jax.Array:
-  """One key per example, from (seed, step, slot in the global batch), so that no key depends on the device.  [b]"""
+  """One key per example, from (seed, step, slot in the global batch), independent of the device.  -> [b]"""
   at_step = jax.random.fold_in(jax.random.key(seed), step)
   return jax.vmap(lambda slot: jax.random.fold_in(at_step, slot))(slots)
 
 
 def step_key(seed: int, step: jax.Array) -> jax.Array:
-  """The key of a step, for draws that all devices share. It differs from the key of every example."""
+  """The key of a step, for random numbers shared by all devices. It differs from the keys of all examples."""
   at_step = jax.random.fold_in(jax.random.key(seed), step)
   return jax.random.fold_in(at_step, np.uint32(2**32 - 1))
 
 
 def make_views(augments: list[Augment], keys: jax.Array, images: Images) -> tuple[jax.Array, ...]:
-  """One view per augmentation, each [b, h, w, C].
+  """One view per augmentation, each [b, h, w, C] (captions: [b, T + 2]).
 
-  `images` is [b, H, W, C], or a tree of arrays [b, ...] whose examples the augmentations take. If the host has cropped,
-  it is a tuple of groups [b, V, h, w, C] of views of one size.
+  `images` is [b, H, W, C], or a tree of arrays [b, ...]. If the host has cropped the views, it is a tuple of groups
+  [b, V, h, w, C], one per view size; a group of captions has the shape [b, 1, T].
   """
   if isinstance(images, tuple):
     images = [group[:, v] for group in images for v in range(group.shape[1])]
@@ -59,15 +59,15 @@ def make_update(
   online_probe: OnlineProbe | None = None,
   axis_name: str | None = None,
 ) -> Callable[[State, jax.Array, jax.Array], tuple[State, dict[str, jax.Array]]]:
-  """The update of one device: (state, images [b, ...], index [b]) -> (state, metrics).
+  """The training step on one device: (state, images [b, ...], index [b]) -> (state, metrics).
 
-  Each device differentiates its local mean loss, and the gradients are averaged over the devices. This is the gradient
-  of the global mean, even if the loss gathers negatives from all devices.
+  Each device differentiates its local mean loss, and the gradients are averaged over the devices. The result is the
+  gradient of the global mean, even if the loss gathers negatives from all devices.
 
   Args:
-    learning_rate: the schedule of `optimizer`, for the metrics.
-    ema: if positive, the decay of the weight average in extra['average'], which evaluations use.
-    online_probe: if given, it learns in extra['probe'], from the features before this step.
+    learning_rate: the schedule of `optimizer`, only for the metrics.
+    ema: if positive, the decay of the exponential moving average in extra['average'], which evaluations use.
+    online_probe: if given, it is trained on the features before this step, with its state in extra['probe'].
   """
 
   def update(state, images, index):
@@ -105,7 +105,7 @@ def make_update(
 
 
 def scan_update(update: Callable) -> Callable:
-  """Several updates on images that live on the device: (state, dataset, index [b, S]) -> (state, metrics of [S]).
+  """S training steps on a dataset that is on the device: (state, dataset, index [b, S]) -> (state, metrics [S]).
 
   If S is 1, the metrics have no such axis.
   """
@@ -113,7 +113,7 @@ def scan_update(update: Callable) -> Callable:
   def many(state, dataset, index):
     take = lambda index: jax.tree.map(lambda x: jnp.take(x, index, axis=0), dataset)
     one = lambda state, index: update(state, take(index), index)
-    if index.shape[1] == 1:  # no loop: XLA's convolutions are slow inside one on a CPU
+    if index.shape[1] == 1:  # no loop: on a CPU, XLA's convolutions are slow inside one
       return one(state, index[:, 0])
     return lax.scan(one, state, index.T)
 

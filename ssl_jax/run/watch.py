@@ -1,8 +1,8 @@
-"""Ends the processes of a run soon after one of them is lost. Without it, collectives wait for the lost one.
+"""Ends all processes of a run soon after one of them is lost. Otherwise, collectives would wait for the lost process.
 
-Each process starts a guard, a small program outside of it (`guard.py`). Every guard has a TCP connection to that of the
-first process. A guard notices at once when its process ends without announcing it. When a guard ends, the system closes
-its connection; keep-alive probes notice a lost host.
+Each process starts a guard, a small separate program (`guard.py`). Every guard has a TCP connection to the guard of the
+first process. A guard notices immediately if its process ends unannounced. If a guard itself ends, the operating system
+closes its connection. Keep-alive probes detect a lost host.
 """
 
 import os
@@ -22,18 +22,18 @@ from jax.experimental import multihost_utils
 
 from ssl_jax.run import guard
 
-REACTION = 5.0  # seconds until the loss of a process is noticed if its host is alive
-JOIN = 20.0  # seconds until all processes are connected; a collective fails after 30
+REACTION = 5.0  # seconds within which the loss of a process is noticed, if its host is alive
+JOIN = 20.0  # seconds in which all processes must connect; a collective fails after 30
 PROBES = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4}  # a lost host is noticed after 30 seconds
-TOKEN = 16  # bytes: a connection without the token is ignored
-HOSTS = 512  # bytes for the names of the first process's host
+TOKEN = 16  # bytes of the token; a connection without it is rejected
+HOSTS = 512  # bytes for the host names of the first process
 
 _guard: 'subprocess.Popen[bytes] | None' = None
-_stderr = 2  # the real one, not the pipe to the guard
+_stderr = 2  # file descriptor of the original stderr, not of the pipe to the guard
 
 
 def start() -> None:
-  """Starts the guard of this process and connects it; nothing if there is only one process."""
+  """Starts and connects the guard of this process. Does nothing if there is only one process."""
   if jax.process_count() == 1:
     return
   links, problem = _connect()
@@ -44,31 +44,31 @@ def start() -> None:
     why = problem or f'process {int(np.argmax(problems))} is not connected'
     print(f'ssl_jax: warning: the processes do not watch one another ({why})', file=sys.stderr, flush=True)
   for link in links.values():
-    link.close()  # the guard has its own
+    link.close()  # the guard has its own copy
 
 
 def end() -> None:
-  """Waits for the other processes and announces the end of this one."""
+  """Waits for the other processes and announces the normal end of this one."""
   if active():
     jax.distributed.shutdown()
     _dismiss(guard.FAREWELL)
 
 
 def active() -> bool:
-  """Whether other processes are watched."""
+  """Whether this process has a guard."""
   return _guard is not None
 
 
 def fail(message: str) -> NoReturn:
-  """Ends this process with a message; the others are told. A normal exit would wait for them."""
-  time.sleep(guard.DELAY)  # if another process is lost, which explains the failure, the guard ends this one
+  """Ends this process with a message and notifies the other processes. A normal exit would wait for them."""
+  time.sleep(guard.DELAY)  # if the loss of another process is the cause, the guard ends this one first
   _dismiss(guard.FAILED)
-  os.write(_stderr, f'{message}\n'.encode())  # not by way of Python's streams, which another thread may hold
+  os.write(_stderr, f'{message}\n'.encode())  # not through Python's streams, which another thread may have locked
   os._exit(1)
 
 
 def _connect() -> tuple[dict[int, socket.socket], str]:
-  """Connects every process with the first one. -> (connections by process, '' or what went wrong)"""
+  """Connects every process to the first one.  -> (connections by process number, error message or '')"""
   first, links = jax.process_index() == 0, {}
   server = _server() if first else None
   port = server.getsockname()[1] if server else 0
@@ -89,7 +89,7 @@ def _connect() -> tuple[dict[int, socket.socket], str]:
 
 
 def _hosts() -> list[str]:
-  """Names by which other processes may find this host, the most likely first."""
+  """Names and addresses of this host for other processes, the most likely first."""
   given = os.environ.get('JAX_COORDINATOR_ADDRESS', '').rpartition(':')[0].strip('[]')
   try:
     found = [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
@@ -105,13 +105,13 @@ def _server() -> socket.socket:
 
 
 def _join(hosts: Sequence[str], port: int, token: bytes) -> socket.socket:
-  """Connects to the first process, by the first of its names that works."""
+  """Connects to the first process, trying its host names in order."""
   problem = OSError('the first process has no name')
   for host in hosts:
     try:
       link = socket.create_connection((host, port), timeout=JOIN / (2 * len(hosts)))
       link.sendall(token + jax.process_index().to_bytes(4, 'big'))
-      if link.recv(1) == guard.FAREWELL:  # the token was right: this is not another host of that name
+      if link.recv(1) == guard.FAREWELL:  # the token was accepted: this is not another host of that name
         return link
     except OSError as error:
       problem = error
@@ -119,7 +119,7 @@ def _join(hosts: Sequence[str], port: int, token: bytes) -> socket.socket:
 
 
 def _accept(server: socket.socket, token: bytes) -> dict[int, socket.socket]:
-  """Waits for every other process."""
+  """Accepts a connection from every other process."""
   links: dict[int, socket.socket] = {}
   until = time.monotonic() + JOIN
   with server:
@@ -137,7 +137,7 @@ def _accept(server: socket.socket, token: bytes) -> dict[int, socket.socket]:
 
 
 def _start_guard(links: dict[int, socket.socket]) -> None:
-  """Starts the guard of this process, which gets its stderr."""
+  """Starts the guard of this process and redirects stderr to it."""
   global _guard, _stderr
   sys.stderr.flush()
   read, write = os.pipe()
@@ -148,7 +148,7 @@ def _start_guard(links: dict[int, socket.socket]) -> None:
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     pass_fds=[read, *(link.fileno() for link in links.values())],
-    start_new_session=True,  # a signal to the terminal's group does not reach it
+    start_new_session=True,  # so that signals to the terminal's process group do not reach it
   )
   os.close(read)
   _stderr = os.dup(2)
@@ -158,7 +158,7 @@ def _start_guard(links: dict[int, socket.socket]) -> None:
 
 
 def _obey(own: 'subprocess.Popen[bytes]') -> None:
-  """Exits when the guard says so, or is gone."""
+  """Exits the process when the guard closes its stdout or ends."""
   assert own.stdout is not None
   own.stdout.read()
   if _guard is own:
@@ -166,7 +166,7 @@ def _obey(own: 'subprocess.Popen[bytes]') -> None:
 
 
 def _dismiss(last: bytes) -> None:
-  """Tells the guard how this process ends, and waits until it has passed on what stderr said."""
+  """Tells the guard how this process ends, and waits until it has forwarded the stderr output."""
   global _guard
   own, _guard = _guard, None
   if own is None:

@@ -1,4 +1,4 @@
-"""Orbax checkpoints of the training state. Nothing is unpickled."""
+"""Orbax checkpoints of the training state. Reading them does not use pickle."""
 
 import contextlib
 import itertools
@@ -18,10 +18,10 @@ from ssl_jax.workdir.files import is_full, reason
 
 
 class Checkpoints:
-  """The newest checkpoints of one workdir, each complete or absent, written in the background.
+  """The checkpoints of a workdir, written atomically and in the background.
 
-  Each has checksums of its files. The newest one whose files match them is read; damaged ones after it are skipped
-  with a warning, and a run that trains moves them to WORKDIR/damaged first.
+  Each checkpoint has checksums of its files. The newest undamaged one is read. Newer, damaged ones are skipped with a
+  warning, and a run that trains moves them to WORKDIR/damaged.
   """
 
   def __init__(
@@ -37,12 +37,12 @@ class Checkpoints:
 
     Args:
       identity: `Run.identity`, saved for `files.check`.
-      keep: the number of newest ones that stay. None: only read, even while a run is writing.
-      keep_every: above 0, the first one after every so many steps stays, too.
-      step: reads this one instead of the newest.
+      keep: the number of newest checkpoints to keep. None: read-only, possibly while a run is writing.
+      keep_every: if positive, the first checkpoint at or after each multiple of this step is also kept.
+      step: the step of the checkpoint to read, instead of the newest.
     """
     self.identity, self.read_only, self.saving = identity, keep is None, -1
-    self.bytes = 0  # of the state that is being saved
+    self.bytes = 0  # size of the state that is being saved
     self.intact = _intact(workdir, set_aside=not self.read_only) if step is None else _undamaged(workdir, step)
     if keep is None:
       options = ocp.CheckpointManagerOptions(read_only=True)
@@ -56,13 +56,13 @@ class Checkpoints:
     self.manager = ocp.CheckpointManager(workdir / 'checkpoints', options=options, item_names=names)
 
   def latest(self) -> int | None:
-    """The step of the newest checkpoint that is not damaged."""
+    """The step of the newest undamaged checkpoint, or the `step` that was given; None if there is none."""
     return self.intact if self.read_only else self.manager.latest_step()
 
   def save(self, state: State, unlogged: Sequence[Mapping] = (), seconds: float = 0.0) -> None:
-    """Saves a state of host arrays, unless its step is saved already.
+    """Saves a state of host arrays, unless its step is already saved.
 
-    `unlogged` has the metrics of the steps since the last row of metrics.jsonl; `seconds` is the training time so far.
+    `unlogged` has the metrics of the steps since the last row of metrics.jsonl. `seconds` is the training time so far.
     """
     step = int(state.step)
     if step not in self.manager.all_steps():
@@ -81,35 +81,35 @@ class Checkpoints:
     return self._read(step, state=ocp.args.StandardRestore(like))
 
   def newest(self) -> State:
-    """The newest state as nested dicts, for callers without the data or the optimizer."""
+    """The newest state as nested dicts, for callers that cannot build a state to pass to `restore`."""
     if (step := self.latest()) is None:
       raise ValueError(f'{self.manager.directory} has no checkpoint yet: train first')
     return State(**self._read(step, state=ocp.args.StandardRestore()))
 
   def shapes(self) -> dict[str, tuple[int, ...]]:
-    """The shape of each array of the newest state, by its path."""
+    """{path: shape} of the arrays of the newest state."""
     return shapes_of(self.newest())
 
   def wait(self) -> None:
-    """Waits until everything is written."""
+    """Waits until all checkpoints are written."""
     with self._writing():
       self.manager.wait_until_finished()
 
   def unlogged(self) -> list[dict]:
-    """The metrics of the steps before the newest state that are not in metrics.jsonl yet."""
+    """The metrics of the steps up to the newest state that are not in metrics.jsonl yet."""
     step = self.latest()
     return [] if step is None else self._read(step, unlogged=ocp.args.JsonRestore())
 
   def seconds(self) -> float:
-    """How long the run had trained at the newest checkpoint; 0 if the checkpoint does not say."""
+    """The training time at the newest checkpoint; 0 if it is not recorded."""
     if (step := self.latest()) is None:
       return 0.0
-    if not (self.manager.directory / str(step) / 'clock').exists():  # of an older run
+    if not (self.manager.directory / str(step) / 'clock').exists():  # checkpoints of older versions
       return (self.manager.metadata(step).custom_metadata or {}).get('seconds', 0.0)
     return self._read(step, clock=ocp.args.JsonRestore())['seconds']
 
   def _read(self, step: int, **part: ocp.args.CheckpointArgs) -> Any:
-    """One part of a checkpoint; a ValueError that names the checkpoint if it is damaged."""
+    """One part of a checkpoint. Raises a ValueError that names the checkpoint if it cannot be read."""
     (name,) = part
     try:
       return self.manager.restore(step, args=ocp.args.Composite(**part))[name]
@@ -123,7 +123,7 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _writing(self) -> Iterator[None]:
-    """Explains an error. Orbax writes in the background, so the error is about the checkpoint before."""
+    """Turns a write error into a one-line ValueError. It may concern the previous save, which is asynchronous."""
     try:
       yield
     except (ValueError, OSError) as error:
@@ -140,25 +140,25 @@ class Checkpoints:
       ) from error
 
   def _remove_part(self) -> None:
-    """Removes a checkpoint that failed, which may be what fills the disk."""
+    """Removes an incomplete checkpoint, which may be filling the disk."""
     if jax.process_index() == 0:
       for path in pathlib.Path(self.manager.directory).glob(f'{self.saving}.*'):
         shutil.rmtree(path, ignore_errors=True)
 
   def _write_checksums(self) -> None:
-    """Called when a checkpoint is written, but not yet renamed to its final name: it has its checksums from then on."""
+    """Called before Orbax renames a checkpoint to its final name, so that complete checkpoints have checksums."""
     if jax.process_index() == 0:
       (folder,) = (path for path in self.manager.directory.iterdir() if path.name.split('.')[0] == str(self.saving))
       checksums.write(pathlib.Path(folder))
 
   def close(self) -> None:
-    """Waits until everything is written, and ends the threads that write."""
+    """Waits until all checkpoints are written, and stops the writer threads."""
     self.wait()
     self.manager.close()
 
 
 class _Kept(ocp.checkpoint_managers.PreservationPolicy):
-  """Which checkpoints stay: the newest ones, and the first one after each multiple of `every` steps."""
+  """Keeps the newest checkpoints, and the first one at or after each multiple of `every` steps."""
 
   def __init__(self, newest: int, every: int):
     self.newest, self.every = newest, every
@@ -171,27 +171,27 @@ class _Kept(ocp.checkpoint_managers.PreservationPolicy):
 
 
 def shapes_of(state: State) -> dict[str, tuple[int, ...]]:
-  """The shape of each array of a state, by its path; the same for a state and for its checkpoint."""
+  """{path: shape} of the arrays of a state; the same for a state and for its checkpoint."""
   name = lambda part: str(getattr(part, 'key', getattr(part, 'name', getattr(part, 'idx', part))))
   leaves = jax.tree_util.tree_leaves_with_path(state)
   return {'/'.join(map(name, path)): np.shape(leaf) for path, leaf in leaves}
 
 
 def _undamaged(workdir: pathlib.Path, step: int) -> int:
-  """The step, if the files of its checkpoint match their checksums."""
+  """Returns the step, or raises a ValueError if its checkpoint is damaged."""
   if found := checksums.damage(workdir / 'checkpoints' / str(step)):
     raise ValueError(f'{_damage(workdir, {step: found})}: give another step')
   return step
 
 
 def _intact(workdir: pathlib.Path, *, set_aside: bool) -> int | None:
-  """The newest step whose files match their checksums, which every process finds for itself."""
+  """The step of the newest undamaged checkpoint, or None if there are no checkpoints. Every process checks."""
   known, damaged = files.steps(workdir), {}
   for step in known:
     if not (found := checksums.damage(workdir / 'checkpoints' / str(step))):
       break
     damaged[step] = found
-    if files.steps(workdir)[:1] != known[:1]:  # a run is writing, and has removed what was read here
+    if files.steps(workdir)[:1] != known[:1]:  # a running training has removed the checkpoint that was read here
       return _intact(workdir, set_aside=set_aside)
   else:
     step = None
@@ -210,14 +210,14 @@ def _intact(workdir: pathlib.Path, *, set_aside: bool) -> int | None:
 
 
 def _damage(workdir: pathlib.Path, damaged: Mapping[int, str]) -> str:
-  """Names damaged checkpoints in one line."""
+  """A one-line description of damaged checkpoints."""
   named = ', '.join(f'{step} ({found})' for step, found in damaged.items())
   one = len(damaged) == 1
   return f'checkpoint{"" if one else "s"} {named} in {workdir / "checkpoints"} {"is" if one else "are"} damaged'
 
 
 def _size(count: int) -> str:
-  """A number of bytes in words.
+  """A number of bytes in megabytes.
 
   >>> _size(91_234_567)
   '91.23 MB'
@@ -226,7 +226,7 @@ def _size(count: int) -> str:
 
 
 def _set_aside(workdir: pathlib.Path, step: int) -> None:
-  """Moves a damaged checkpoint out of the way of the one that the run will write again."""
+  """Moves a damaged checkpoint to WORKDIR/damaged, because the run will write this step again."""
   (workdir / 'damaged').mkdir(exist_ok=True)
   names = itertools.chain([str(step)], (f'{step}_{n}' for n in itertools.count(2)))
   free = next(name for name in names if not (workdir / 'damaged' / name).exists())

@@ -1,43 +1,42 @@
-"""Checksums of a folder's files, written into the folder and compared when it is read."""
+"""Checksums of the files in a folder, stored in the folder and verified when it is read."""
 
 import hashlib
 import json
 import os
 import pathlib
-import stat
 from collections.abc import Iterator
 
 NAME = 'checksums.json'
-LATER = (NAME, '_CHECKPOINT_METADATA', 'commit_success.txt')  # orbax writes them last, and no state depends on them
+LATER = (NAME, '_CHECKPOINT_METADATA', 'commit_success.txt')  # not covered: written last, without state
 
 
 def write(folder: pathlib.Path) -> None:
-  """Writes the digest of every file of a folder to checksums.json in it."""
+  """Writes the digests of all files in a folder to its checksums.json."""
   found = {str(path.relative_to(folder)): digest(path) for path in _files(folder)}
   (folder / NAME).write_text(json.dumps(found, indent=2) + '\n')
 
 
 def damage(folder: pathlib.Path, part: str = '') -> str:
-  """What is wrong with the files of a folder, or of its subfolder `part`: '' if they are as they were written.
+  """What is wrong with the files of a folder, or of its subfolder `part`; '' if they match their checksums.
 
-  A folder without checksums.json was written before there were checksums, and is accepted.
+  A folder without checksums.json is from an older version and is accepted.
   """
   if not os.path.lexists(folder / NAME):
     return ''
-  if not is_regular(folder / NAME):
+  if not (folder / NAME).is_file():
     return f'{NAME} is not a file'
   try:
     expected = dict(json.loads((folder / NAME).read_bytes()))
   except (ValueError, TypeError, RecursionError):
     return f'{NAME} cannot be read'
   for name in LATER:
-    if os.path.lexists(folder / name) and not is_regular(folder / name):  # orbax would open it
+    if os.path.lexists(folder / name) and not (folder / name).is_file():  # Orbax would open it
       return f'{name} is not a file'
   for name, value in expected.items():
     if name.startswith(part):
       if not os.path.lexists(folder / name):
         return f'{name} is missing'
-      if not is_regular(folder / name):
+      if not (folder / name).is_file():
         return f'{name} is not a file'
       if digest(folder / name) != value:
         return f'{name} does not match its checksum'
@@ -50,13 +49,5 @@ def digest(path: pathlib.Path) -> str:
     return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
 
 
-def is_regular(path: pathlib.Path) -> bool:
-  """Whether a path is a file of bytes: opening a FIFO or a device could wait forever."""
-  try:
-    return stat.S_ISREG(path.stat().st_mode)
-  except (OSError, ValueError):
-    return False
-
-
 def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  return (path for path in sorted(folder.rglob('*')) if is_regular(path) and path.name not in LATER)
+  return (path for path in sorted(folder.rglob('*')) if path.is_file() and path.name not in LATER)

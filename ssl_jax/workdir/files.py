@@ -1,4 +1,4 @@
-"""A workdir belongs to one run: who may use it, one trainer at a time, and atomic writes."""
+"""Files of a workdir, which belongs to one run: ownership, a lock for training, and atomic writes."""
 
 import contextlib
 import errno
@@ -22,16 +22,16 @@ try:
 except ImportError:  # Windows
   fcntl = None  # type: ignore[assignment]
 
-DEEPEST = 50  # levels of a JSON file
-LONGEST_NAME = 80  # characters of a default workdir's name
-FOUND = ('images', 'words')  # keys of an identity's `data` that no config has: known once the data is loaded
+DEEPEST = 50  # maximum nesting of a JSON file
+LONGEST_NAME = 80  # maximum characters in the name of a default workdir
+FOUND = ('images', 'words')  # keys that `Run.identity` adds to `data` once the data is loaded
 
 
 def default(config_file: str, overrides: Sequence[str] = (), name_of_set: str = '') -> pathlib.Path:
-  """The workdir of a command without --workdir: runs/NAME, from the config file, its options and the flags.
+  """The workdir of a command without --workdir: runs/NAME, with the config file, its options and the flags in NAME.
 
-  Keys that do not change what a run computes are left out, so that every mode finds the same workdir. For a set that is
-  named after its folder, give its name.
+  Keys that do not affect the results are left out, so that every mode finds the same workdir. `name_of_set` is the name
+  of a dataset that is named after its folder.
 
   >>> str(default('configs/cifar10.py:dystress,seed=1', ['log.every_steps=5', 'ema=0.9']))
   'runs/cifar10_dystress_seed=1_ema=0.9'
@@ -47,7 +47,7 @@ def default(config_file: str, overrides: Sequence[str] = (), name_of_set: str = 
 
 
 def writable(workdir: str | os.PathLike) -> pathlib.Path:
-  """The absolute path of a directory, created if needed; a ValueError if it cannot be written."""
+  """The absolute path of a directory, created if needed. Raises a ValueError if it is not writable."""
   workdir = pathlib.Path(workdir).expanduser().absolute()
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def writable(workdir: str | os.PathLike) -> pathlib.Path:
 
 
 def steps(workdir: str | os.PathLike) -> list[int]:
-  """The steps of the complete checkpoints of a workdir, the newest first."""
+  """The steps of the complete checkpoints in a workdir, newest first."""
   folder = pathlib.Path(workdir).expanduser() / 'checkpoints'
   if os.path.lexists(folder) and not folder.is_dir():
     raise ValueError(f'{folder} is not a directory: remove it, or give another --workdir')
@@ -74,7 +74,7 @@ def saved(workdir: str | os.PathLike) -> bool:
 
 
 def _owner(workdir: pathlib.Path) -> dict | None:
-  """The identity of the run that saved the newest checkpoint, from the one before it if that file is damaged."""
+  """The identity in the newest checkpoint whose config file is undamaged; None if there is none."""
   for step in steps(workdir):
     if not checksums.damage(workdir / 'checkpoints' / str(step), 'config/'):
       return identity_at(workdir, step)
@@ -83,21 +83,21 @@ def _owner(workdir: pathlib.Path) -> dict | None:
 
 def identity_at(workdir: pathlib.Path, step: int) -> dict:
   """`Run.identity` of the run that saved a checkpoint."""
-  return read_json(workdir / 'checkpoints' / str(step) / 'config' / 'metadata')  # as orbax lays it out
+  return read_json(workdir / 'checkpoints' / str(step) / 'config' / 'metadata')  # Orbax's layout
 
 
 def difference_of(owner: Mapping, found: Mapping, among: Sequence[str] = ()) -> str | None:
-  """`config.difference` of two identities; keys that only loaded data has are left out if `found` lacks them."""
+  """`config.difference` of two identities. If `found` lacks the keys `FOUND`, they are not compared."""
   data = {key: x for key, x in owner['data'].items() if key in found['data'] or key not in FOUND}
   return difference({**owner, 'data': data}, found, among)
 
 
 def check(workdir: str | os.PathLike, identity: Mapping, *, trains: bool = False) -> pathlib.Path:
-  """The absolute path of the workdir, created if needed; a ValueError if this run may not use it.
+  """The absolute path of the workdir, created if needed. Raises a ValueError if this run must not use it.
 
-  A workdir belongs to the run that saved its newest checkpoint. Without a checkpoint it is free, except that a run
-  which `trains` must not mix with an evaluation of other weights or features. `identity` is `Run.identity`, or the
-  config as a dict if the data is not loaded.
+  A workdir belongs to the run that saved its newest checkpoint. Without a checkpoint, any run may use it, except that
+  training is refused next to an evaluation of other weights or features. `identity` is `Run.identity`, or the config
+  as a dict if the data is not loaded.
   """
   folder = pathlib.Path(workdir).expanduser()
   refuse = lambda why: ValueError(f'--workdir={str(workdir)!r} holds {why}: give another directory')
@@ -111,7 +111,7 @@ def check(workdir: str | os.PathLike, identity: Mapping, *, trains: bool = False
 
 @contextlib.contextmanager
 def locked(workdir: str | os.PathLike) -> Iterator[None]:
-  """Refuses a workdir that another process trains in. The lock ends with the process, however that ends."""
+  """Raises a ValueError if another process trains in the workdir. The lock is released when the process ends."""
   if fcntl is None or jax.process_index() > 0:
     yield
     return
@@ -131,7 +131,7 @@ def locked(workdir: str | os.PathLike) -> Iterator[None]:
 
 
 def claim(workdir: str | os.PathLike, config: Mapping) -> pathlib.Path:
-  """Writes the config.json that names the run of a workdir, and returns the workdir's absolute path."""
+  """Writes config.json, which assigns the workdir to a run, and returns the absolute path of the workdir."""
   workdir = writable(workdir)
   if jax.process_index() == 0:
     write_text(workdir / 'config.json', json.dumps(config, indent=2) + '\n')
@@ -147,7 +147,7 @@ def read_config(workdir: str | os.PathLike) -> dict:
 
 
 def read_json(file: pathlib.Path) -> dict:
-  """The content of a JSON file that this project wrote; a ValueError that names it if it is damaged."""
+  """The content of a JSON file written by this project. Raises a ValueError that names the file if it is damaged."""
   try:
     content = json.loads(read_bytes(file))
     if not isinstance(content, dict):
@@ -160,7 +160,7 @@ def read_json(file: pathlib.Path) -> dict:
 
 
 def check_types(file: pathlib.Path, content: Mapping, types: Mapping[str, Any], needed: Sequence[str] = ()) -> None:
-  """Raises a ValueError that names the file and the key if a value is missing, or of a type that is never written."""
+  """Raises a ValueError that names the file and the key if a value is missing or has the wrong type."""
   for key in needed:
     if key not in content:
       raise ValueError(f'{file} has no {key}, so it is not what this program wrote: fix it, or remove it')
@@ -171,26 +171,26 @@ def check_types(file: pathlib.Path, content: Mapping, types: Mapping[str, Any], 
 
 
 def _shallow(content: Any, levels: int) -> bool:
-  """Whether a tree of dicts and lists has at most so many levels."""
+  """Whether a tree of dicts and lists has at most `levels` levels."""
   children = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
   return levels > 0 and all(_shallow(child, levels - 1) for child in children)
 
 
 def read_bytes(file: pathlib.Path) -> bytes:
-  """The content of a file. A FIFO or a device is an error: reading it could wait forever."""
-  if file.exists() and not checksums.is_regular(file):
+  """The content of a file. Raises a ValueError for a FIFO or a device: reading it could block forever."""
+  if file.exists() and not file.is_file():
     raise ValueError('not a file')
   return file.read_bytes()
 
 
 def warn(text: str) -> None:
-  """Prints a warning in one line. Only the first process prints."""
+  """Prints a one-line warning. Only the first process prints."""
   if jax.process_index() == 0:
     print(f'ssl_jax: warning: {text}', file=sys.stderr, flush=True)
 
 
 def reason(error: Exception) -> str:
-  """The first line of an error's message."""
+  """The first line of an error message."""
   if isinstance(error, OSError) and error.strerror:
     return error.strerror
   return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
@@ -210,13 +210,13 @@ def write_bytes(file: pathlib.Path, data: bytes) -> None:
       part.replace(file)
     except OSError:
       with contextlib.suppress(OSError):
-        part.unlink(missing_ok=True)  # it may be what fills the disk
+        part.unlink(missing_ok=True)  # it may be filling the disk
       raise
 
 
 @contextlib.contextmanager
 def naming(file: pathlib.Path) -> Iterator[None]:
-  """Names the file in an OSError, which does not know it if the file was open."""
+  """Adds the file name to an OSError: errors on an open file lack it."""
   try:
     yield
   except OSError as error:
@@ -224,7 +224,7 @@ def naming(file: pathlib.Path) -> Iterator[None]:
 
 
 def is_full(error: BaseException | None) -> bool:
-  """Whether an error, or one that caused it, is that of a full disk."""
+  """Whether an error, or one of its causes, is due to a full disk."""
   while error is not None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
       return True

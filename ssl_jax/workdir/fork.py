@@ -1,7 +1,8 @@
-"""A fork is a run that starts from a checkpoint of another run, its parent, with everything else equal.
+"""A fork is a run that starts from a checkpoint of another run, its parent.
 
-Data order and augmentation follow from the seed and the step, so a fork with the config of its parent is the parent
-that went on, bit for bit. A fork with another temperature differs from it by that alone, and not by its start.
+Data order and augmentation depend only on the seed and the step. A fork with the config of its parent therefore
+continues the parent bit for bit. A fork with another temperature differs only in the temperature, not in its starting
+point.
 """
 
 import pathlib
@@ -14,14 +15,14 @@ from ssl_jax.run.state import State
 from ssl_jax.workdir import files, metric_log
 from ssl_jax.workdir.checkpoints import Checkpoints, shapes_of
 
-# What a fork shares with its parent: it fixes which images a step sees, and in which order. The network, the method and
-# the optimizer may change as long as the arrays of the state stay what they are.
+# Config keys that a fork shares with its parent. They determine which images a step sees, and in which order. The
+# network, the method and the optimizer may change if the arrays of the state keep their shapes.
 SHARED = ('seed', 'batch_size', 'data', 'imbalance')
-SHOWN = 20  # steps in a message
+SHOWN = 20  # maximum number of steps listed in a message
 
 
 def split(fork: str) -> tuple[str, int]:
-  """The workdir and the step of `config.fork`.
+  """The workdir and the step in `config.fork`.
 
   >>> split('runs/cifar10@3900')
   ('runs/cifar10', 3900)
@@ -31,12 +32,12 @@ def split(fork: str) -> tuple[str, int]:
 
 
 def parent_of(config: ConfigDict, workdir: str) -> 'Parent | None':
-  """The checkpoint from which a run starts; None if it is not a fork, or has a checkpoint of its own."""
+  """The checkpoint from which a run starts; None if it is not a fork, or already has its own checkpoint."""
   return Parent(config) if config.fork and not files.saved(workdir) else None
 
 
 class Parent:
-  """The checkpoint that `config.fork` names. Each check is a ValueError of one line."""
+  """The checkpoint named by `config.fork`. Failed checks raise a one-line ValueError."""
 
   def __init__(self, config: ConfigDict):
     self.fork = config.fork
@@ -63,7 +64,7 @@ class Parent:
       raise self._refused(f'{differs}, and a fork must have the {", ".join(SHARED)} of its parent')
 
   def check(self, run: Run, state: State) -> None:
-    """Compares the parent with a run that is built, and with the state that it would start from by itself."""
+    """Checks that a built run can start from this checkpoint. `state` is the initial state of the run."""
     self._require_shared(run.identity)
     if self.step >= run.total_steps:
       raise self._refused(f'the run has {run.total_steps} steps in all: fork an earlier step, or raise epochs or steps')
@@ -77,9 +78,9 @@ class Parent:
         )
 
   def hand_over(self, to: Checkpoints, workdir: pathlib.Path, like: State) -> None:
-    """Makes this checkpoint the first one of the fork, and its rows the first ones of the fork's metrics.jsonl.
+    """Copies this checkpoint and the parent's metrics up to its step to the fork.
 
-    From then on the fork is like any run that was interrupted there: it does not need its parent any more.
+    The fork is then like a run that was interrupted at this step, and no longer needs its parent.
     """
     metric_log.copy(self.workdir, workdir, self.step)
     to.save(self.checkpoints.restore(like), self.checkpoints.unlogged(), self.checkpoints.seconds())

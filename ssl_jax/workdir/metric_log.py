@@ -1,4 +1,4 @@
-"""The numbers of a run on disk: metrics.jsonl, TensorBoard and W&B, summary.json and evaluation.json."""
+"""Metrics and results of a run on disk: metrics.jsonl, TensorBoard, W&B, summary.json and evaluation.json."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ import numpy as np
 from ssl_jax.workdir import files, progress, wandb_log
 from ssl_jax.workdir.files import read_json, write_text
 
-# Metrics that older runs wrote under another name.
+# {name in older runs: current name} of metrics.
 RENAMED = {
   'rate': 'learning_rate',
   'gradient': 'grad_norm',
@@ -31,21 +31,21 @@ RENAMED = {
   'probe_train': 'online_probe_train',
 }
 
-FLUSH_SECONDS = 20  # between the times at which TensorBoard's file is up to date
+FLUSH_SECONDS = 20  # between flushes of the TensorBoard file
 
-# Keys of summary.json that describe the training; a later call that trains no further leaves them as they are.
+# Keys of summary.json that describe the training. A later call that does not train keeps their values.
 TRAINING_KEYS = (
   *('seconds', 'compile_seconds', 'deterministic', 'device', 'jax', 'peak_memory_gib', 'commit', 'date', 'command'),
   'broken_images_skipped',
 )
 
 
-# The types of what others rely on in summary.json, which may be damaged.
+# Types of the values in summary.json that other modules read, to detect a damaged file.
 SUMMARY = {'steps': int, 'seconds': int | float, 'device': str, 'date': str, 'jax': str, 'commit': str | None}
 
 
 def rename(row: Mapping) -> dict:
-  """A row of metrics.jsonl, or a summary, with the metrics of older runs under their present names.
+  """A row of metrics.jsonl, or a summary, with old metric names replaced by current ones.
 
   >>> rename({'step': 1, 'tau': 0.2})
   {'step': 1, 'temperature': 0.2}
@@ -54,7 +54,7 @@ def rename(row: Mapping) -> dict:
 
 
 def examples(results: Mapping) -> Any:
-  """The numbers of images or sentences in evaluation.json or summary.json; older runs counted sentences as images.
+  """The numbers of images or sentences in evaluation.json or summary.json. Older runs use the key `images` for both.
 
   >>> examples({'knn200': 71.3, 'images': 5000})
   5000
@@ -63,7 +63,7 @@ def examples(results: Mapping) -> Any:
 
 
 def read(workdir: pathlib.Path) -> list[dict]:
-  """The rows of metrics.jsonl, without a last line that an interruption cut short."""
+  """The rows of metrics.jsonl, without an incomplete last line from an interruption."""
   file = workdir / 'metrics.jsonl'
   if not os.path.lexists(file):
     return []
@@ -79,13 +79,13 @@ def read(workdir: pathlib.Path) -> list[dict]:
 
 
 def check_history(workdir: pathlib.Path, rows: Sequence[Mapping], step: int) -> None:
-  """Warns if the rows end before `step`, which was logged: the end of metrics.jsonl is lost."""
+  """Warns if the rows of metrics.jsonl end before `step`, which the run had logged."""
   if (last := max((row['step'] for row in rows), default=0)) < step:
     files.warn(f'{workdir / "metrics.jsonl"} ends at step {last}, and the run had logged step {step}: rows are lost')
 
 
 def read_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-  """The arrays of evaluation.npz; empty if there is none."""
+  """The arrays in evaluation.npz; {} if there is no such file."""
   file = workdir / 'evaluation.npz'
   if not os.path.lexists(file):
     return {}
@@ -97,7 +97,7 @@ def read_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _row(line: bytes) -> dict | None:
-  """The metrics of a line, or None if it has none."""
+  """The row in a line of metrics.jsonl; None if the line is not valid."""
   try:
     row = json.loads(line)
   except (ValueError, RecursionError):
@@ -107,7 +107,7 @@ def _row(line: bytes) -> dict | None:
 
 
 def copy(parent: pathlib.Path, workdir: pathlib.Path, step: int) -> None:
-  """Starts the metrics.jsonl of a fork with the rows of its parent up to a step, and one that says so."""
+  """Starts the metrics.jsonl of a fork with the rows of its parent up to a step, and a row `forked_at`."""
   if jax.process_index() == 0:
     rows = [*(row for row in read(parent) if row['step'] <= step), {'step': step, 'forked_at': step}]
     write_text(workdir / 'metrics.jsonl', ''.join(json.dumps(row) + '\n' for row in rows))
@@ -116,8 +116,8 @@ def copy(parent: pathlib.Path, workdir: pathlib.Path, step: int) -> None:
 class MetricLog:
   """Writes rows of metrics to metrics.jsonl, TensorBoard and W&B (the project `wandb`). Only the first process writes.
 
-  Opened at step n, it drops the rows after n first, so that a resumed run reads as one run. The rows should
-  end at step `logged`; a warning says so if some are lost.
+  When opened at step n, it first drops the rows after n, so that a resumed run has one continuous log. A warning is
+  printed if the rows end before step `logged`.
   """
 
   def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool, logged: int = 0, wandb: str = ''):
@@ -152,9 +152,9 @@ class MetricLog:
 
 
 class Board:
-  """A file of scalars for TensorBoard, which then hides values from step `first` on in older files.
+  """A file of scalars for TensorBoard, which then hides values of older files from step `first` on.
 
-  It is written where it is called: tensorboardX's SummaryWriter has a thread, and blocks forever once that has failed.
+  It writes in the calling thread. tensorboardX's SummaryWriter uses another thread, and blocks forever if that fails.
   """
 
   def __init__(self, folder: pathlib.Path, first: int):
@@ -189,12 +189,12 @@ class Board:
 
 
 def commit(root: pathlib.Path = pathlib.Path(__file__).parents[2]) -> str | None:
-  """The commit of the code, with '-dirty' if a file differs from it; None outside of a git checkout."""
+  """The git commit of the code, with '-dirty' if a tracked file was modified; None outside of a git checkout."""
   git = lambda *command: subprocess.run(
     ['git', '-C', str(root), *command], capture_output=True, text=True, check=True, timeout=10
   ).stdout.strip()
   try:
-    if pathlib.Path(git('rev-parse', '--show-toplevel')).resolve() != root.resolve():  # installed inside another one
+    if pathlib.Path(git('rev-parse', '--show-toplevel')).resolve() != root.resolve():  # inside another repository
       return None
     return git('rev-parse', '--short=12', 'HEAD') + ('-dirty' if git('status', '--porcelain', '-uno') else '')
   except (OSError, subprocess.SubprocessError):
@@ -202,7 +202,7 @@ def commit(root: pathlib.Path = pathlib.Path(__file__).parents[2]) -> str | None
 
 
 def write_summary(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> None:
-  """Writes summary.json. If nothing was `trained`, time, machine and memory stay those of the training."""
+  """Writes summary.json. If not `trained`, the existing values of `TRAINING_KEYS` are kept."""
   if jax.process_index() == 0:
     file = workdir / 'summary.json'
     if not trained and file.exists():
@@ -213,7 +213,7 @@ def write_summary(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> 
 
 
 def evaluation_name(name: str = '') -> str:
-  """The name of the files of an evaluation, without suffix; `name` is another dataset than the run's own.
+  """The file name of an evaluation, without suffix. `name` is the dataset, if it is not the one of the run.
 
   >>> evaluation_name(), evaluation_name('voc/2007')
   ('evaluation', 'evaluation_voc_2007')
@@ -224,7 +224,7 @@ def evaluation_name(name: str = '') -> str:
 def write_evaluation(
   workdir: pathlib.Path, results: Mapping, arrays: Mapping[str, np.ndarray], when: str, name: str = ''
 ) -> None:
-  """Writes evaluation.json, and evaluation.npz for the figures. For another dataset: evaluation_NAME."""
+  """Writes evaluation.json, and evaluation.npz for the figures; for another dataset, `evaluation_NAME`."""
   if jax.process_index() > 0:
     return
   stem = evaluation_name(name)

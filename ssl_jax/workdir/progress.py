@@ -1,4 +1,4 @@
-"""The progress of a run on the screen: a live bar on a terminal, plain lines elsewhere."""
+"""Displays the progress of a run: a live bar on a terminal, plain lines elsewhere."""
 
 import os
 import pathlib
@@ -10,11 +10,11 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-# The prefixes of the names of accuracies.
+# Prefixes of the names of accuracies and rank correlations.
 ACCURACIES = ('zero_shot', 'image_to_text', 'text_to_image', 'knn', 'online_probe', 'linear', 'finetune', 'spearman')
-NARROW = 110  # below so many columns, a terminal's bar shows less
+NARROW = 110  # terminals with fewer columns show a shorter bar and fewer numbers
 
-# Short labels: the line must fit beside the bar.
+# The labels are short, because the line must fit next to the bar.
 FORMATS = {
   'epoch': 'epoch {:.2f}',
   'loss': 'loss {:.4f}',
@@ -26,7 +26,7 @@ FORMATS = {
   'pairs_per_second': '{:,.0f} pairs/s',
 }
 
-# What a finished run leaves in its workdir.
+# Files in the workdir of a finished run.
 FILES = {
   'summary.json': 'the results',
   'evaluation.json': 'all evaluations',
@@ -41,7 +41,7 @@ FILES = {
 
 
 class Plain:
-  """One line per row, for logs and pipes."""
+  """Prints one line per row, for logs and pipes."""
 
   def __init__(self, step: int, total: int):
     del step
@@ -50,7 +50,7 @@ class Plain:
   def say(self, text: str) -> None:
     try:
       print(text, flush=True)
-    except BrokenPipeError:  # the reader is gone, which is not a reason to stop training
+    except BrokenPipeError:  # the reader is gone: training continues without output
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
   def show(self, step: int, row: Mapping[str, float], seconds_left: float | None = None) -> None:
@@ -62,7 +62,7 @@ class Plain:
 
 
 class Silent(Plain):
-  """Nothing, for all processes but the first."""
+  """Prints nothing, for all processes but the first."""
 
   def say(self, text: str) -> None:
     pass
@@ -104,7 +104,7 @@ def create(step: int, total: int) -> Plain:
 
 
 def accuracies(results: Mapping[str, Any]) -> dict[str, Any]:
-  """The accuracies among the results of an evaluation or a summary.
+  """The accuracies and rank correlations among the results of an evaluation or a summary.
 
   >>> accuracies({'knn200': 71.3, 'steps': 1000})
   {'knn200': 71.3}
@@ -113,7 +113,7 @@ def accuracies(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sentence(when: str, results: Mapping[str, float]) -> str:
-  """Results in one line, without the measures of a layer, whose names have a slash.
+  """Results in one line, except measures of single layers, whose names have a slash.
 
   >>> sentence('epoch 20', {'knn200': 71.3, 'spearman_mean': 0.75, 'backbone/uniformity': -3.1})
   'epoch 20: knn200 71.30 %, spearman_mean 0.75'
@@ -124,7 +124,7 @@ def sentence(when: str, results: Mapping[str, float]) -> str:
 
 
 def finish(workdir: pathlib.Path, summary: Mapping) -> None:
-  """Prints the results of a run and where its files are."""
+  """Prints the results of a run and the paths of its files."""
   if jax.process_index() > 0:
     return
   if found := accuracies(summary):

@@ -1,4 +1,4 @@
-"""The rows of metrics.jsonl for Weights & Biases. With WANDB_MODE=offline it needs no account and no network."""
+"""Logs metrics to Weights & Biases. With WANDB_MODE=offline, this needs neither an account nor a network."""
 
 import pathlib
 import re
@@ -10,19 +10,19 @@ from ssl_jax.workdir import files
 
 
 def require_package(project: str) -> ModuleType:
-  """The package wandb; a ValueError if it is not installed."""
+  """The package wandb. Raises a ValueError if it is not installed."""
   try:
     import wandb
-    import wandb.errors  # a folder named wandb, such as W&B makes, can be imported, but has no modules
+    import wandb.errors  # fails for a mere folder named wandb, such as W&B creates
   except ImportError:
     raise ValueError(f"log.wandb = {project!r} needs wandb: pip install -e '.[wandb]'") from None
   return wandb
 
 
 class WandbRun:
-  """A run of W&B, in WORKDIR/wandb. Opened at a step above 0, it continues the run of this workdir, if there is one.
+  """A W&B run, stored in WORKDIR/wandb. If `step` is positive, it continues the W&B run of this workdir, if any.
 
-  W&B keeps what it has: rows up to the last step that it was given are not written again.
+  W&B ignores rows up to the last step that it already has.
   """
 
   def __init__(self, workdir: pathlib.Path, step: int, project: str):
@@ -36,14 +36,14 @@ class WandbRun:
         name=workdir.name,
         dir=workdir,
         config=files.read_config(workdir),
-        settings=wandb.Settings(console='off'),  # it would wrap stdout, which has the progress bar
+        settings=wandb.Settings(console='off'),  # otherwise it wraps stdout, which shows the progress bar
         **same,
       )
     except wandb.errors.Error as error:
       raise ValueError(
         f'log.wandb = {project!r} cannot be used ({files.reason(error)}): wandb login, or WANDB_MODE=offline'
       ) from error
-    file.parent.mkdir(exist_ok=True)  # WANDB_DIR may have moved the rest
+    file.parent.mkdir(exist_ok=True)  # missing if WANDB_DIR is set
     files.write_text(file, f'{self.run.id}\n')
 
   def write(self, step: int, row: Mapping[str, float]) -> None:

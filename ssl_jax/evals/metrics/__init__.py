@@ -1,9 +1,9 @@
-"""Measures of a representation, from features (and labels) alone.
+"""Measures of a representation, computed from features alone or from features and labels.
 
 Shapes: features [n, d]; views [v, n, d], v augmented views of the same n images; labels [n], integers. Features are
-L2-normalised first, as in the papers, unless a docstring says otherwise. A pair is two different examples: no example
-is compared with itself. Pairwise measures are computed in blocks of rows and averaged in float64, and nothing is summed
-in an order that changes from call to call.
+L2-normalized first, as in the papers, unless a docstring says otherwise. A pair is two different examples: no example
+is compared with itself. Pairwise measures are computed in blocks of rows and averaged in float64. The order of
+summation is fixed, so results are reproducible.
 """
 
 from ssl_jax.evals.metrics.classes import (

@@ -14,7 +14,7 @@ from ssl_jax.evals import check, row_blocks
 
 @functools.partial(jax.jit, static_argnames=('num_classes', 'block'))
 def _class_sums(x, labels, *, num_classes, block):
-  """Sums of the features of each class, in a fixed order, unlike a scatter.  [n, d], [n] -> [classes, d]"""
+  """The sum of the features of each class. Unlike a scatter, it adds in a fixed order.  [n, d], [n] -> [classes, d]"""
   n, d = x.shape
   starts = jnp.arange(-(-n // block)) * block
 
@@ -30,7 +30,7 @@ def _class_sums(x, labels, *, num_classes, block):
 
 
 def _class_means(x, labels):
-  """Classes that occur, renumbered from 0.  [n, d], [n] -> means [c, d], class of each row [n], counts [c]"""
+  """For the classes that occur, renumbered from 0.  [n, d], [n] -> means [c, d], class of each row [n], counts [c]"""
   _, labels, counts = np.unique(labels, return_inverse=True, return_counts=True)
   labels = labels.astype(np.int32)
   size = row_blocks.rows(len(x), max(len(counts), x.shape[1]))
@@ -163,9 +163,9 @@ def repelling_gap(
 
   Args:
     query: f(t(x)), [q, d].
-    bank: one view of every image, [n, d], for the prototypes μ_y, ν = min ‖μ_y′‖ and the expectation. The paper has
+    bank: one view of every image, [n, d], for the prototypes μ_y, ν = min ‖μ_y′‖ and the expectation. The paper uses
       all 50,000 training images.
-    alpha: 1 / temperature: that of the run.
+    alpha: 1 / temperature of the run.
   """
   query, bank = check.features('query', query), check.features('bank', bank)
   check.same_width('query', query, 'bank', bank)

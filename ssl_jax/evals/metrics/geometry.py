@@ -67,7 +67,7 @@ def _effective_rank(values, epsilon) -> float:
 
 @jax.jit
 def _singular_values(x):
-  """Those of R in x = QR: as accurate as a decomposition of x, and much faster if n ≫ d."""
+  """Singular values of x, computed from R in x = QR if n > d: as accurate, and much faster if n ≫ d."""
   return jnp.linalg.svd(jnp.linalg.qr(x, mode='r') if x.shape[0] > x.shape[1] else x, compute_uv=False)
 
 
@@ -105,7 +105,7 @@ def lidar(views: ArrayLike, *, delta: float = 1e-4) -> float:
   views = check.views('views', views)
   if views.shape[0] < 2 or views.shape[1] < 2:
     raise ValueError(f'views: shape {views.shape}, expected at least 2 views of at least 2 examples')
-  # In float32, the covariance of features with a large norm is not positive definite.
+  # In float32, the covariance of features with a large norm may not be positive definite.
   views = np.asarray(views, np.float64)
   centre = views.mean(axis=0)
   within = (views - centre[None]).reshape(-1, views.shape[-1])

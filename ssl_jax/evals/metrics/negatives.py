@@ -1,4 +1,4 @@
-"""Similarities of an example with its negatives, and what a temperature makes of them."""
+"""Similarities of an example to its negatives, and how a temperature weights them."""
 
 import functools
 
@@ -14,7 +14,7 @@ from ssl_jax.temperature import Temperature
 
 
 def _argument(temperature):
-  """A temperature as an argument of jit: another number needs no other program, another function does."""
+  """A temperature as a jit argument. A different number does not trigger recompilation; a different function does."""
   return jax.tree_util.Partial(temperature) if callable(temperature) else jnp.asarray(temperature, jnp.float32)
 
 
@@ -56,9 +56,9 @@ def conditional_entropy(x: ArrayLike, *, t_neg: float = 2.0, batch: int = 768) -
   """Mean of H(X⁻|X) of π⁻ ∝ exp(−t⁻‖x − x⁻‖²) over mini-batches (CACR Eq. 4 and 8; Fig. 3); at most log(batch − 1).
 
   Args:
-    x: shuffled features; a mini-batch is consecutive examples, and an incomplete last one is dropped.
-    t_neg: that of the run.
-    batch: examples per mini-batch, that of the run: 768 in the paper's runs with one positive, 128 with four.
+    x: shuffled features. Mini-batches are consecutive examples; an incomplete last one is dropped.
+    t_neg: t⁻ of the run.
+    batch: mini-batch size of the run: 768 in the paper's runs with one positive, 128 with four.
   """
   x = check.features('features', x)
   if not 3 <= batch <= len(x):
@@ -100,7 +100,7 @@ def _bins(s, bins):
 
 
 def _count(index, weights, bins):
-  """Histogram of each row. Integer weights add up the same in any order.  [q, n], [q, n] -> [q, bins]"""
+  """Histogram of each row. The sum of integer weights does not depend on their order.  [q, n], [q, n] -> [q, bins]"""
   add = lambda i, w: jnp.zeros(bins, jnp.int32).at[i].add(w)
   return jax.vmap(add)(index, weights)
 
@@ -147,7 +147,7 @@ def _penalty_distribution(x, temperature, *, bins, block):
   def row(query, index):
     s = row_blocks.similarities(query, x)
     r = losses.penalties(s, temperature, row_blocks.others(index, n))
-    # Fixed point with unit 2⁻³⁰: see `_count`.
+    # Fixed-point weights with unit 2⁻³⁰, because `_count` needs integers.
     return _count(_bins(s, bins), jnp.round(r * 2.0**30).astype(jnp.int32), bins)
 
   return row_blocks.map_rows(row, block, x, jnp.arange(n))
