@@ -70,7 +70,7 @@ def test_rows_and_summary_have_the_correlations(trained):
   assert json.loads((workdir / 'summary.json').read_text())['spearman_stsb'] == evaluated[-1]['spearman_stsb']
 
 
-def test_the_evaluation_equals_slow_loops(trained):
+def test_the_evaluation_equals_slow_loops(trained, tmp_path):
   folder, workdir, chosen = trained
   prepared = builder.build(chosen)
   evaluator = evaluate.evaluator_of(prepared)
@@ -87,8 +87,11 @@ def test_the_evaluation_equals_slow_loops(trained):
   np.testing.assert_allclose(found['spearman_stsb'], sts.spearman(np.array(cosines), pairs.score), atol=1e-6)
   alike = [1 - c for c, score in zip(cosines, pairs.score, strict=True) if score >= sts.PARAPHRASE]
   np.testing.assert_allclose(found['measures']['backbone']['alignment'], 2 * np.mean(alike), rtol=1e-4)
+  evaluator.evaluate(state, tmp_path)
+  near = evaluator.neighbours()
   again = evaluator.scores(prepared.devices.replicate(state))
   assert again == {name: found[name] for name in again}
+  assert near == evaluator.neighbours()
 
 
 @pytest.mark.slow
