@@ -20,13 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import timing
+from benchmarks import simclr, timing
 from ssl_jax import config, methods, pairs
-from ssl_jax.data.views import image_views
 from ssl_jax.registry import require_choice
-from ssl_jax.run import optimizers
-from ssl_jax.run.state import State
-from ssl_jax.run.update import make_update
 
 QUICK_RESNET = ('model.width=4', 'model.stage_sizes=(1,1)', 'data.image_size=32', 'method.queue=256')
 POSITIVES = (1, 2, 4, 6, 8, 10)
@@ -47,16 +43,10 @@ FEW = ('CL', 'CACR, K = 1', 'CACR, K = 4')
 def step(path: str, *overrides: str) -> tuple[Callable, tuple]:
   """(a jitted training step, its arguments) of a config on random images"""
   chosen = config.load(path, overrides)
-  clock: dict[str, int] = dict(steps_per_epoch=100, total_steps=10_000)
-  method = methods.create(chosen, examples=chosen.batch_size, **clock)
+  _, init, update = simclr.parts(chosen)
   size, batch = chosen.data.image_size, chosen.batch_size
   images = np.random.default_rng(0).integers(256, size=(batch, size, size, 3), dtype=np.uint8)
-  params, stats, extra = jax.jit(method.init)(jax.random.key(0), jnp.zeros((2, size, size, 3)))
-  rate = optimizers.learning_rate(chosen.optimizer, batch_size=batch, **clock)
-  optimizer = optimizers.create(chosen.optimizer, rate)
-  state = State(jnp.zeros((), jnp.int32), params, stats, extra, jax.jit(optimizer.init)(params))
-  update = jax.jit(make_update(method, optimizer, rate, image_views(chosen, on_device=True).training, seed=0))
-  return update, (state, jnp.asarray(images), jnp.arange(batch))
+  return jax.jit(update(0)), (init(0), jnp.asarray(images), jnp.arange(batch))
 
 
 def loss(path: str, *overrides: str) -> tuple[Callable, tuple]:

@@ -1,4 +1,4 @@
-"""Our SimCLR on images of CIFAR-10's size: the parts of a run of configs/cifar10.py, without the data."""
+"""The parts of a run without its data, and configs/cifar10.py with random images."""
 
 import functools
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from ssl_jax import methods
 from ssl_jax.data.modality import modality_of
 from ssl_jax.methods import Method
 from ssl_jax.run import optimizers
+from ssl_jax.run.devices import jit_once
 from ssl_jax.run.state import State
 from ssl_jax.run.update import make_update
 
@@ -31,7 +32,7 @@ def parts(config: ConfigDict, axis_name: str | None = None) -> tuple[Method, Cal
   learning_rate = optimizers.learning_rate(config.optimizer, batch_size=config.batch_size, **clock)
   optimizer = optimizers.create(config.optimizer, learning_rate)
 
-  @jax.jit
+  @jit_once
   def init(seed):
     images = jnp.zeros((2, config.data.image_size, config.data.image_size, 3))
     params, batch_stats, extra = method.init(jax.random.key(seed), images)

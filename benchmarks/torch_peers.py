@@ -93,9 +93,11 @@ def ready(batch: int, steps: int) -> Callable:
 
 def loader(images: np.ndarray, view: Callable, batch: int, workers: int, both: bool = False) -> Callable:
   """-> like `ready`, from a data loader, whose workers are idle between passes, while others are timed"""
-  server = multiprocessing.get_context('forkserver')
-  server.set_forkserver_preload([__name__, 'torchvision.transforms', 'lightly.transforms'])  # once, not by each worker
-  several = dict(persistent_workers=True, multiprocessing_context=server) if workers else {}
+  several = {}
+  if workers:
+    server = multiprocessing.get_context('forkserver')
+    server.set_forkserver_preload([__name__, 'torchvision.transforms', 'lightly.transforms'])  # once for all workers
+    several = dict(persistent_workers=True, multiprocessing_context=server)
   cuda = timing.device() == 'cuda'
   batches = torch.utils.data.DataLoader(
     Views(images, view, both), batch, num_workers=workers, pin_memory=cuda, **several

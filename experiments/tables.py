@@ -93,6 +93,11 @@ class Sweep:
     workdir = runs / f'{row.name}_seed{seed}'
     return ['python', 'main.py', *mode, f'--config={row.config}', f'--workdir={workdir}', *flags]
 
+  @property
+  def published(self) -> set[str]:
+    """The metrics with a published number in any row."""
+    return {metric for row in self.rows for metric in row.published}
+
   def of(self, item: str) -> list[Row]:
     """The rows of a table or figure of the paper, such as 'Table 3'."""
     if found := [row for row in self.rows if item in row.shows]:
@@ -152,7 +157,7 @@ def _relevant(saved: Mapping) -> dict:
 
 def comparable(sweep: Sweep, finished: Mapping) -> tuple[list[Column], list[tuple[Row, list[dict]]]] | None:
   """The columns with published numbers, and the rows run, with results; None if no row run has published numbers."""
-  columns = [column for column in sweep.columns if any(column.metric in row.published for row in sweep.rows)]
+  columns = [column for column in sweep.columns if column.metric in sweep.published]
   rows = [(row, _results(row, finished)) for row in sweep.rows]
   rows = [(row, results) for row, results in rows if results]
   return (columns, rows) if any(row.published for row, _ in rows) else None
@@ -167,7 +172,7 @@ def markdown(sweep: Sweep, finished: Mapping, name: str) -> str:
 
   `name` is the folder of the sweep. Further rows that were not run are counted, not shown.
   """
-  compared = {column.metric for column in sweep.columns if any(column.metric in row.published for row in sweep.rows)}
+  compared = sweep.published
   titles = [f'{column.title} (published)' if column.metric in compared else column.title for column in sweep.columns]
   lines, waiting = [['row', *titles, 'seeds', 'config'], ['---'] * (len(titles) + 3)], 0
   for row in sweep.rows:

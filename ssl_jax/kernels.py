@@ -2,7 +2,7 @@
 
 `sums` loops over the keys for each block of queries with an online logsumexp, as in flash attention. `gradient`
 recomputes the similarities and immediately multiplies their gradient by the keys. The function of the similarity (the
-temperature) and its derivative are traced into the kernel. There are no atomic additions, so results are bitwise
+temperature) and its derivative are traced into the kernel. The kernels use no atomic additions, so results are bitwise
 reproducible.
 
 Precision: each float32 number is split into a sum of two bfloat16 numbers, and each product into three bfloat16

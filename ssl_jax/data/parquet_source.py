@@ -35,7 +35,7 @@ LABEL = ('label', 'labels', 'cls', 'class')
 
 
 class Columns(NamedTuple):
-  """Column names; an empty name means that there is no such column."""
+  """Column names; '' for a column that the file does not have."""
 
   image: str
   text: str

@@ -57,7 +57,7 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
   """Evaluates the newest checkpoint of a workdir. Writes evaluation.json (numbers) and evaluation.npz (figure data).
 
   On another dataset (`eval.data.name`), the files are evaluation_NAME.json and .npz, so that nothing is overwritten.
-  If there is no checkpoint, `init` must name the weights to evaluate: a file, or 'random'.
+  Without a checkpoint, `init` must name the weights to evaluate: a file, or 'random'.
   """
   settings.check(config.eval)
   if config.eval.file:

@@ -168,7 +168,7 @@ def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
 
 
 def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  """Reads `folder`/`name`.npz. If there is no such file, computes and stores the arrays and deletes other .npz files.
+  """Reads `folder`/`name`.npz. If the file does not exist, computes and stores the arrays and deletes other .npz files.
 
   Several processes always compute the arrays: they must all do the same, and they may not share a disk.
   """

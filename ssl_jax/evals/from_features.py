@@ -23,7 +23,7 @@ TRAIN_IMAGES = 10_000  # largest number of training images in the measures named
 
 @dataclasses.dataclass(frozen=True)
 class LossSettings:
-  """Parameters of a run's loss that the measures use. The defaults are for features that do not come from a run.
+  """Parameters of a run's loss that the measures use. The defaults are for features from a file.
 
   Attributes:
     temperature: a number, a function of the similarity, or None.

@@ -32,7 +32,7 @@ SPLITS = ('train', 'dev', 'test')
 class LabeledSentences:
   """Sentences, or pairs of sentences, with classes."""
 
-  split: np.ndarray  # 'train', 'dev' or 'test'; anything else if there are no splits, [n]
+  split: np.ndarray  # 'train', 'dev' or 'test'; any other value in datasets without splits, [n]
   label: np.ndarray  # integers from 0, [n]
   first: list[str]
   second: list[str] | None

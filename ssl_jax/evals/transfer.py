@@ -26,7 +26,7 @@ from ssl_jax.data.modality import modality_of
 from ssl_jax.evals import check, features, few_shot
 from ssl_jax.evals.scoring import METRICS, mean_and_spread
 from ssl_jax.models import torch_weights
-from ssl_jax.run.devices import Devices
+from ssl_jax.run.devices import Devices, jit_once
 from ssl_jax.workdir import files
 from ssl_jax.workdir.checkpoints import Checkpoints
 
@@ -212,7 +212,7 @@ def encoder_of(config: ConfigDict, workdir: pathlib.Path) -> Encoder:
     raise ValueError(f'--workdir={str(workdir)!r} has no checkpoint yet: train first, or set init to a file of weights')
   if config.init == 'random':
     example = module.example(size)
-    found = jax.device_get(jax.jit(lambda: module.init(jax.random.key(config.seed), example, train=False))())
+    found = jax.device_get(jit_once(lambda: module.init(jax.random.key(config.seed), example, train=False))())
   else:
     found = torch_weights.load(config.init, module, size)
   return Encoder(config, module, {'batch_stats': {}, **found}, 0, devices)

@@ -27,7 +27,7 @@ def view(key: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def seen(tokens: jax.Array) -> jax.Array:
-  """The input for evaluations: there is no dropout, so the key is zero.  [T] -> uint32 [T + 2]"""
+  """The input for evaluations, which use no dropout: the key is zero.  [T] -> uint32 [T + 2]"""
   return jnp.concatenate([tokens.astype(jnp.uint32), jnp.zeros(KEY_WORDS, jnp.uint32)])
 
 
@@ -121,7 +121,7 @@ class BERT(SentenceEncoder):
     embed = lambda number, name: nn.Embed(number, self.width, embedding_init=_NORMAL, dtype=self.dtype, name=name)
     x = embed(self.vocabulary, 'words')(tokens)
     x = x + embed(self.positions, 'positions')(jnp.arange(length))[None]
-    x = x + embed(2, 'kinds')(jnp.zeros((1, 1), jnp.int32))  # there are no sentence pairs: every token has type 0
+    x = x + embed(2, 'kinds')(jnp.zeros((1, 1), jnp.int32))  # inputs are single sentences, so every token has type 0
     x = drop(keys, 0, self.dropout, _Norm(name='norm0')(x))
     layer = nn.remat(Layer) if self.remat else Layer
     for i in range(self.depth):
