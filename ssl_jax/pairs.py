@@ -18,12 +18,13 @@ gathered.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ssl_jax.arrays import check_mapping, normalize, to_float32
 from ssl_jax.registry import require, require_choice
@@ -134,7 +135,7 @@ def in_batch(
   queries, keys = views.reshape(count * batch, -1), others.reshape(count * others.shape[1], -1)
   own, instances = _instances(batch, _total(others.shape[1], axis), axis_name)
   own, instances = (jnp.tile(x, count) for x in (own, own if axis else instances))
-  pos = _positives(views, similarity).reshape(count * batch, count - 1)
+  pos = _positives(views, range(count), similarity).reshape(count * batch, count - 1)
   same = axis_name is None
   return Pairs(pos, *_negatives(queries, keys, own, instances, similarity, block, symmetric=same, axis_name=axis))
 
@@ -153,15 +154,13 @@ def by_view_pair(*views: jax.Array, axis_name: str | None = None, similarity: st
   ((24, 2), (24, 4), 3)
   """
   views, others = _gathered_views(views, axis_name, similarity)
-  count, batch, _ = views.shape
-  positives = _positives(views, similarity)
-  pos, neg = [], []
-  for x, y in itertools.combinations(range(count), 2):
-    block = _similarities(views[x], others[y], similarity)
-    pos += [positives[x], positives[y]]
-    neg += [block, block]
-  where = jnp.tile(_not_own(batch, others.shape[1], axis_name), (len(neg), 1))
-  return Pairs(jnp.concatenate(pos), *_masked(jnp.concatenate(neg), where))
+  count = len(views)
+  # One product per view: with one per pair, 11 views took 150 s to compile for a GPU.
+  neg = [_similarities_by_view(views[x], others[x + 1 :], similarity) for x in range(count - 1)]
+  neg = jnp.repeat(jnp.concatenate(neg), 2, axis=0)
+  chosen = [*itertools.chain.from_iterable(itertools.combinations(range(count), 2))]
+  pos = _positives(views, chosen, similarity)
+  return Pairs(pos.reshape(-1, count - 1), *_masked_by_view(neg, axis_name))
 
 
 def across_views(*views: jax.Array, axis_name: str | None = None, similarity: str = 'cosine') -> Pairs:
@@ -175,11 +174,11 @@ def across_views(*views: jax.Array, axis_name: str | None = None, similarity: st
   ((24, 1), (24, 4), 3)
   """
   views, others = _gathered_views(views, axis_name, similarity)
-  ordered = list(itertools.permutations(range(len(views)), 2))
-  pos = [_row_similarities(views[x], views[y], similarity)[:, None] for x, y in ordered]
-  neg = [_similarities(views[x], others[y], similarity) for x, y in ordered]
-  where = jnp.tile(_not_own(views.shape[1], others.shape[1], axis_name), (len(ordered), 1))
-  return Pairs(jnp.concatenate(pos), *_masked(jnp.concatenate(neg), where))
+  count = len(views)
+  keys = [jnp.concatenate([others[:x], others[x + 1 :]]) for x in range(count)]
+  neg = [_similarities_by_view(*given, similarity) for given in zip(views, keys, strict=True)]
+  pos = jnp.moveaxis(_positives(views, range(count), similarity), 2, 1)
+  return Pairs(pos.reshape(-1, 1), *_masked_by_view(jnp.concatenate(neg), axis_name))
 
 
 def with_keys(
@@ -383,12 +382,30 @@ def _masked(neg: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
   return jnp.where(where, neg, -jnp.inf), where
 
 
-def _positives(views: jax.Array, similarity: str) -> jax.Array:
-  """[V, B, D] -> [V, B, V - 1], the similarities of each view with the other views of the same instance."""
-  count = len(views)
-  pair = {(v, w): _row_similarities(views[v], views[w], similarity) for v, w in itertools.combinations(range(count), 2)}
-  rows = [[pair[min(v, w), max(v, w)] for w in range(count) if w != v] for v in range(count)]
-  return jnp.stack([jnp.stack(row, axis=1) for row in rows])
+def _positives(views: jax.Array, chosen: Sequence[int], similarity: str) -> jax.Array:
+  """[V, B, D], n views -> [n, B, V - 1], the similarities of each chosen view with the other views of the instance."""
+  count, batch, _ = views.shape
+  ordered = {pair: place for place, pair in enumerate(itertools.combinations(range(count), 2))}
+  by_first = [_row_similarities(views[x : x + 1], views[x + 1 :], similarity) for x in range(count - 1)]
+  of_pair = jnp.concatenate(by_first)
+  places = np.array([ordered[min(v, w), max(v, w)] for v in chosen for w in range(count) if w != v])
+  # Selected by a product, so that the gradient is a product and not a scatter.
+  selected = jnp.matmul(jax.nn.one_hot(places, len(ordered), dtype=of_pair.dtype), of_pair, precision='highest')
+  return jnp.moveaxis(selected.reshape(len(chosen), count - 1, batch), 1, 2)
+
+
+def _similarities_by_view(queries: jax.Array, keys: jax.Array, similarity: str) -> jax.Array:
+  """[B, D], [V, N, D] -> [V, B, N]"""
+  count, total, width = keys.shape
+  found = _similarities(queries, keys.reshape(count * total, width), similarity)
+  return jnp.moveaxis(found.reshape(-1, count, total), 1, 0)
+
+
+def _masked_by_view(neg: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
+  """The `neg` and `where` of `Pairs` for similarities [n, B, N], each with the keys of one view."""
+  count, batch, total = neg.shape
+  where = jnp.tile(_not_own(batch, total, axis_name), (count, 1))
+  return _masked(neg.reshape(count * batch, total), where)
 
 
 def _similarities(queries: jax.Array, keys: jax.Array, similarity: str) -> jax.Array:

@@ -1,5 +1,7 @@
 """Reductions over negatives that several losses share."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -80,5 +82,5 @@ def log_mean_exp(x: jax.Array, counts: jax.Array, *, axis_name: str | None) -> j
 def log_mean_exp_by_pair(x: jax.Array, counts: jax.Array, *, view_pairs: int, axis_name: str | None) -> jax.Array:
   """`log_mean_exp` of each of `view_pairs` consecutive groups of queries, repeated for each query.  [Q], [Q] -> [Q]"""
   require('view_pairs', view_pairs, lambda n: n > 0 and len(x) % n == 0, f'a divisor of the {len(x)} queries')
-  groups = zip(jnp.split(x, view_pairs), jnp.split(counts, view_pairs), strict=True)
-  return jnp.repeat(jnp.stack([log_mean_exp(*group, axis_name=axis_name) for group in groups]), len(x) // view_pairs)
+  of_group = jax.vmap(functools.partial(log_mean_exp, axis_name=axis_name))
+  return jnp.repeat(of_group(x.reshape(view_pairs, -1), counts.reshape(view_pairs, -1)), len(x) // view_pairs)
