@@ -116,8 +116,8 @@ def run(command: Command) -> None:
   from ssl_jax.reporting import views
   from ssl_jax.run import devices, watch
 
-  devices.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
   devices.compile_faster(chosen.deterministic)
+  devices.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
   watch.start()
   try:
     if mode == 'transfer':
@@ -150,8 +150,9 @@ def main(argv: Sequence[str]) -> None:
     _exit(f'{place} cannot be written (no space left): make room there, and the same command {_again()}')
   except ValueError as error:
     # An error raised by this project is reported in one line; an error raised by a library keeps its traceback.
-    raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    if not raised_in.is_relative_to(pathlib.Path(__file__).parent) or '.venv' in raised_in.parts:
+    raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
+    root = pathlib.Path(__file__).resolve().parent
+    if not any(raised_in.is_relative_to(root / part) for part in ('main.py', 'ssl_jax', 'configs')):
       _unexplained(error)
     _exit(error)
   except Exception as error:

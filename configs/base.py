@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from ssl_jax.config import override, split_options
+from ssl_jax.config import overridden, override, split_options
 from ssl_jax.registry import nearest
 
 
@@ -138,15 +138,12 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def options(config: ConfigDict, arg: str, variants: Mapping[str, Mapping[str, Any]] | None = None) -> ConfigDict:
-  """Applies `arg` to the config: comma-separated names of `variants` (dicts of keys) and `key=value` pairs."""
-  for option in split_options(arg):
-    key, equals, value = option.partition('=')
-    if equals:
+  """Applies `arg` to the config: comma-separated names of `variants` (dicts of keys), then `key=value` pairs."""
+  variants, given = variants or {}, split_options(arg)
+  for name in (option for option in given if '=' not in option):
+    if name not in variants:
+      hint = nearest(name, sorted(variants))
+      raise ValueError(f'option {name!r} is neither key=value nor a variant of this config: {hint}')
+    for key, value in variants[name].items():
       override(config, key, value)
-    elif key in (variants or {}):
-      for name, changed in variants[key].items():
-        override(config, name, changed)
-    else:
-      hint = nearest(option, sorted(variants or {}))
-      raise ValueError(f'option {option!r} is neither key=value nor a variant of this config: {hint}')
-  return config
+  return overridden(config, [option for option in given if '=' in option])

@@ -6,9 +6,9 @@ writes experiments/figures/*.svg: temperature functions (DySTreSS, Fig. 3 and 4)
 equation (Fig. 2), and the penalty on a negative against its similarity (Wang & Liu 2021, Fig. 3).
 """
 
+import argparse
 import math
 import pathlib
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -84,4 +84,6 @@ def main(folder: pathlib.Path = FOLDER) -> list[pathlib.Path]:
 
 
 if __name__ == '__main__':
-  print('\n'.join(map(str, main(*map(pathlib.Path, sys.argv[1:])))))
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('folder', nargs='*', type=pathlib.Path, help='where to write, by default experiments/figures')
+  print('\n'.join(map(str, main(*parser.parse_args().folder))))

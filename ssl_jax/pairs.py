@@ -11,8 +11,8 @@ and under `jax.shard_map(..., check_vma=False)`.
 
 To save memory, set `block` above 0: `neg` is then a `NegativeBlocks`, and a loss computes the similarities of that many
 queries at a time, with the same values and gradients. On an NVIDIA GPU, losses that only sum over negatives keep the
-similarities in on-chip memory (`ssl_jax.stream`). With `ring`, keys are passed from device to device instead of being
-gathered.
+similarities in on-chip memory (`ssl_jax.stream`). With `ring`, these losses pass keys
+from device to device instead of gathering them; the other losses gather them.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ import numpy as np
 
 from ssl_jax.arrays import check_mapping, normalize, to_float32
 from ssl_jax.registry import require, require_choice
-from ssl_jax.stream import Source, Stream
+from ssl_jax.stream import Source, Stream, in_blocks
 
 
 @functools.partial(
@@ -69,7 +69,7 @@ class NegativeBlocks:
     """The similarities for a loss that only sums over negatives; None if they are not dot products."""
     if self.similarity == 'euclidean':
       return None
-    keys = None if self.symmetric and self.axis_name is None else self.keys
+    keys = None if self.symmetric else self.keys
     return Stream(Source(self.queries, keys, self.own, self.instances, self.block, self.axis_name))
 
   def map(self, function: Callable[..., Any], *by_query: Any) -> Any:
@@ -79,22 +79,14 @@ class NegativeBlocks:
     gathered first.
     """
     keys, instances = (gather(x, self.axis_name) for x in (self.keys, self.instances))
-    total = len(self.queries)
-    count = -(-total // self.block)
-    size = -(-total // count)  # blocks of nearly equal size, to minimize padding
 
-    def split(x):  # repeats the last query as padding, because a temperature must not be 0
-      padding = [(0, count * size - total), *[(0, 0)] * (x.ndim - 1)]
-      return jnp.pad(x, padding, mode='edge').reshape(count, size, *x.shape[1:])
-
-    @functools.partial(jax.checkpoint, prevent_cse=False)  # `lax.map` already prevents it
-    def of_block(queries, own, by_query):
+    @functools.partial(jax.checkpoint, prevent_cse=False)  # the scan already prevents it
+    def of_block(queries, own, *by_query):
       neg = _similarities(queries, keys, self.similarity)
       return function(neg, own[:, None] != instances[None], *by_query)
 
-    xs = jax.tree.map(split, (self.queries, self.own, by_query))
-    values = jax.lax.map(lambda x: of_block(*x), xs)
-    return jax.tree.map(lambda x: x.reshape(count * size, *x.shape[2:])[:total], values)
+    step = lambda _, given: (None, of_block(*given[1:]))
+    return in_blocks(self.block, step, None, self.queries, self.own, *by_query)[1]
 
 
 class Pairs(NamedTuple):
@@ -131,8 +123,9 @@ def in_batch(
   """
   axis = _ring_axis(ring, axis_name, block)
   views, others = _gathered_views(views, None if axis else axis_name, similarity)
-  count, batch, _ = views.shape
-  queries, keys = views.reshape(count * batch, -1), others.reshape(count * others.shape[1], -1)
+  check_mapping(views, axis_name)
+  count, batch, width = views.shape
+  queries, keys = views.reshape(count * batch, width), others.reshape(count * others.shape[1], width)
   own, instances = _instances(batch, _total(others.shape[1], axis), axis_name)
   own, instances = (jnp.tile(x, count) for x in (own, own if axis else instances))
   pos = _positives(views, range(count), similarity).reshape(count * batch, count - 1)
@@ -206,9 +199,11 @@ def with_keys(
   count = key.shape[1]
   chex.assert_shape(key, (query.shape[0], count, query.shape[1]))
   query, key = _prepare(query, similarity), _prepare(key, similarity)
+  check_mapping(query, axis_name)
   axis = _ring_axis(ring, axis_name, block)
   keys = gather(key, None if axis else axis_name)
-  own, instances = _instances(query.shape[0], _total(keys.shape[0], axis), axis_name)
+  least = 2 if queue is None else 1
+  own, instances = _instances(query.shape[0], _total(keys.shape[0], axis), axis_name, least)
   pos = _row_similarities(query[:, None], key, similarity)
   keys, instances = keys.reshape(-1, query.shape[1]), jnp.repeat(own if axis else instances, count)
   if queue is not None:
@@ -242,6 +237,7 @@ def with_queue(
   key = key[:, None] if key.ndim == 2 else key
   chex.assert_equal_shape_prefix([query, key], 1)
   query, key, keys = (_prepare(x, similarity) for x in (query, key, queue))
+  check_mapping(query, axis_name)
   own, instances = jnp.arange(query.shape[0]), jnp.full(keys.shape[0], -1)  # -1: a key of an earlier batch
   if in_batch:
     queries = gather(query, axis_name)
@@ -353,9 +349,15 @@ def _instances(batch: int, total: int, axis_name: str | None, least: int = 2) ->
   return first + jnp.arange(batch), jnp.arange(total)
 
 
-def _not_own(batch: int, total: int, axis_name: str | None) -> jax.Array:
-  """bool [B, N], False where the key belongs to the query's own instance."""
-  own, instances = _instances(batch, total, axis_name)
+def not_own(batch: int, total: int, axis_name: str | None, least: int = 2) -> jax.Array:
+  """bool [B, N], False where the key belongs to the query's own instance.
+
+  `least` is the smallest allowed number of instances on all devices.
+
+  >>> not_own(2, 2, None).tolist()
+  [[False, True], [True, False]]
+  """
+  own, instances = _instances(batch, total, axis_name, least)
   return own[:, None] != instances[None]
 
 
@@ -404,7 +406,7 @@ def _similarities_by_view(queries: jax.Array, keys: jax.Array, similarity: str) 
 def _masked_by_view(neg: jax.Array, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
   """The `neg` and `where` of `Pairs` for similarities [n, B, N], each with the keys of one view."""
   count, batch, total = neg.shape
-  where = jnp.tile(_not_own(batch, total, axis_name), (count, 1))
+  where = jnp.tile(not_own(batch, total, axis_name), (count, 1))
   return _masked(neg.reshape(count * batch, total), where)
 
 

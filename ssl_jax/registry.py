@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 LISTED = 50  # maximum number of names in an error message
+SYNONYMS = {'nt_xent': 'info_nce', 'ntxent': 'info_nce', 'lr': 'learning_rate', 'wd': 'weight_decay'}
 LONGEST = 300  # maximum length of a value in an error message
 
 # The smallest and the largest normal float32 number. Devices round smaller (subnormal) numbers to 0.
@@ -127,6 +128,9 @@ def nearest(name: Any, known: Collection[str]) -> str:
   "did you mean 'cosine'?"
   """
   known = [entry for entry in known if entry]
+  head, dot, last = str(name).rpartition('.')
+  if (same := f'{head}{dot}{SYNONYMS.get(last, last)}') in known:
+    return f'did you mean {same!r}?'
   if close := difflib.get_close_matches(str(name), known, n=1):
     return f'did you mean {close[0]!r}?'
   shown = known if len(known) <= LISTED else [*known[:LISTED], '...']

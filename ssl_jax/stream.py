@@ -36,6 +36,8 @@ class NotStreamableError(Exception):
 def form(name: str) -> Iterator[None]:
   """Sets how reductions are computed: in 'plain' JAX, by a 'kernel', by a kernel in 'interpret' mode, or 'auto'.
 
+  It applies to functions that are traced inside the context, not to those that `jit` has already compiled.
+
   >>> with form('plain'):
   ...   pass
   """
@@ -173,7 +175,7 @@ def _reduce(logits: Stream, values: Stream | None = None) -> tuple[jax.Array, ..
 
   plan = _Plan(closed.jaxpr, values is not None, source.block, source.axis_name, _form)
   found = _total(plan, source.queries, source.keys, source.own, source.instances, (*operands, *taken))
-  some = found[0] > LOW / 2
+  some = ~(found[0] <= LOW / 2)  # NaN is kept
   return tuple(jnp.where(some, x, 0) for x in found)
 
 
@@ -259,10 +261,16 @@ def _kernel_gradient(plan, queries, own, stats, keys, instances, *, interpret):
   return d_queries, d_keys, d_operands
 
 
-def _in_blocks(plan, function, start, *by_query):
-  """Scans over blocks of queries of nearly equal size, padded with the last query.  -> (carry, results [Q, ...])"""
+def in_blocks(block: int, function: Callable, start: Any, *by_query: Any) -> tuple[Any, Any]:
+  """Scans function(carry, (is_query, *by_query)) -> (carry, results) over blocks of queries.
+
+  Blocks are of nearly equal size, at most `block`, to minimize padding. Padding repeats the last query, because a
+  temperature must not be 0; `is_query` is False there.
+
+  Shapes: each [Q, ...] -> carry, results [Q, ...].
+  """
   total = len(by_query[0])
-  count = -(-total // plan.block)
+  count = -(-total // block)
   size = -(-total // count)
 
   def split(x):
@@ -286,7 +294,7 @@ def _plain_sums(plan, queries, own, operands, keys, instances):
     top, total, *weighted = tile_sums(plan.function, _product(queries, keys.T), where, operands, least)
     return None, (top + jnp.log(total), *(x / total for x in weighted))
 
-  return _in_blocks(plan, block, None, queries, own, operands)[1]
+  return in_blocks(plan.block, block, None, queries, own, operands)[1]
 
 
 def _plain_gradient(plan, queries, own, stats, keys, instances):
@@ -298,5 +306,5 @@ def _plain_gradient(plan, queries, own, stats, keys, instances):
     d_s, *d_operands = tile_gradient(plan.function, _product(queries, others.T), where, stats, axis=0)
     return d_keys + _product(d_s.T, queries), (_product(d_s, others), tuple(d_operands))
 
-  d_keys, (d_queries, d_operands) = _in_blocks(plan, block, jnp.zeros_like(others), queries, own, stats)
+  d_keys, (d_queries, d_operands) = in_blocks(plan.block, block, jnp.zeros_like(others), queries, own, stats)
   return (d_queries + d_keys, None, d_operands) if keys is None else (d_queries, d_keys, d_operands)

@@ -21,7 +21,6 @@ import numpy as np
 
 from ssl_jax.registry import (
   Found,
-  arguments,
   find,
   is_mapping,
   plain,
@@ -45,7 +44,7 @@ def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
   [-5.  0.  5.]
   """
   if isinstance(temperature, OfStep | Schedule):
-    kind = 'a schedule of the step' if isinstance(temperature, OfStep) else 'a learnable temperature'
+    kind = 'a schedule of the step' if isinstance(temperature, OfStep) else 'the temperature of a run'
     fix = 'pass schedule(step)' if isinstance(temperature, OfStep) else 'pass schedule.at(params, step)'
     raise ValueError(f'temperature is {kind}, not a function of the similarity: {fix}')
   if isinstance(s, Stream):
@@ -329,7 +328,9 @@ def from_config(
 
 def _number(path: str, value: Any) -> Schedule:
   if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-    raise ValueError(f"{path} = {show(value)} is not a number: give a number or dict(name='linear_schedule', ...)")
+    raise ValueError(
+      f"{path} = {show(value)} is not a number: give one or, in a config file, dict(name='linear_schedule', ...)"
+    )
   return Schedule(dict, lambda params, step: float(value))
 
 
@@ -345,9 +346,6 @@ def _of_step(path: str, spec: Mapping[str, Any], clock: Mapping[str, float]) -> 
 def _of_similarity(path: str, spec: dict[str, Any], clock: Mapping[str, float]) -> Schedule:
   gradient = spec.pop('gradient', False) if spec.get('name') != 'constant' else False
   require_bool(f'{path}.gradient', gradient)
-  for key in arguments(OF_SIMILARITY.get(spec['name'], constant)).keys() & spec.keys():
-    if not is_mapping(spec[key]):
-      _number(f'{path}.{key}', spec[key])  # its error message mentions schedules
   found = find(path, spec, OF_SIMILARITY | OF_STEP)
   children = {
     key: _of_step(f'{path}.{key}', value, clock) if is_mapping(value) else _number(f'{path}.{key}', value)

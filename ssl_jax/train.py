@@ -72,7 +72,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
       parent.hand_over(checkpoints, workdir, state)
     if checkpoints.latest() is not None:
       state = checkpoints.restore(state)
-    first, start = int(state.step), start - checkpoints.seconds()
+    first, start, skipped = int(state.step), start - checkpoints.seconds(), checkpoints.skipped()
     if jax.process_index() == 0:
       for name, text in run.modality.files(run.train).items():
         files.write_text(workdir / name, text)
@@ -83,7 +83,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
     stack.callback(display.close)
     display.say(_opening(run, workdir, first, forked=parent is not None))
     stop = stack.enter_context(_stop_requests())
-    loop = Loop(run, evaluator if during else None, checkpoints, log, display, stop, start)
+    stack.callback(checkpoints.wait)  # a signal must not interrupt the write of the last checkpoint
+    loop = Loop(run, evaluator if during else None, checkpoints, log, display, stop, start, skipped)
     state, results = loop.run_from(state)
   summary = {
     **results,
@@ -96,8 +97,9 @@ def train(config: ConfigDict, workdir: str) -> dict:
     **_machine(run),
   }
   if config.data.broken == 'skip':
-    used = {run.train, *(evaluator.sources.values() if evaluator else ())}
-    summary['broken_images_skipped'] = sum(len(source.skipped) for source in used)
+    others = {*(evaluator.sources.values() if evaluator else ())} - {run.train}
+    number = len(_skipped(run, skipped)) + sum(len(source.skipped) for source in others)
+    summary['broken_images_skipped'] = number
   metric_log.write_summary(workdir, summary, trained=first < run.total_steps)
   if evaluator and config.eval.at_end:
     if any(_agreed(run.total_steps, 0, stop.is_set())):  # a stop was requested during the last step
@@ -118,6 +120,7 @@ class Loop:
   display: progress.Plain
   stop: threading.Event
   start: float  # the time.monotonic() at which an uninterrupted run would have started
+  skipped: Sequence[int]  # broken training images that were skipped before a resumption
 
   def run_from(self, state: State) -> tuple[State, dict]:
     """Trains from `state`, a host copy. Returns the final state, on the devices, and the last evaluation results."""
@@ -142,13 +145,13 @@ class Loop:
         self.watch.restart_clock()
       self.watch.add(step, count, metrics, timed)
       last = step == run.total_steps
-      stopping, save = _agreed(step, count, self.stop.is_set(), self._minutes_due())
       if last:  # saved before the evaluation, so that nothing is lost if the evaluation fails
         self._save(state)
       if self.evaluator and (last or self._evaluation_due(step)):
         self.watch.drain()
         results = self._record(step, f'epoch {self.run.epoch(step):g}', self.evaluator.scores(state))
         self.watch.restart_clock()
+      stopping, save = _agreed(step, count, self.stop.is_set(), self._minutes_due())
       # Saved after the evaluation, so that a resumed run has the row of the evaluation in its metrics.
       if not last and (save or stopping or self._steps_due(step, count)):
         self._save(state)
@@ -174,7 +177,8 @@ class Loop:
   def _save(self, state: State) -> None:
     self.watch.drain()
     host_state = self.run.devices.unreplicate(state)
-    self.checkpoints.save(host_state, self.watch.window, time.monotonic() - self.start)
+    seconds = time.monotonic() - self.start
+    self.checkpoints.save(host_state, self.watch.window, seconds, _skipped(self.run, self.skipped))
     self.saved_at = time.monotonic()
     self.watch.restart_clock()
 
@@ -199,6 +203,15 @@ def _agreed(step: int, count: int, *wishes: bool) -> Sequence[bool]:
   if count == 1 and step % AGREE_EVERY:
     return (False,) * len(wishes)
   return multihost_utils.process_allgather(np.array(wishes)).any(axis=0).tolist()
+
+
+def _skipped(run: Run, before: Sequence[int]) -> list[int]:
+  """Positions of the broken training images that any process has skipped, now or `before` a resumption."""
+  known = {*before, *run.train.skipped}
+  if run.on_device or run.config.data.broken != 'skip' or jax.process_count() == 1:
+    return sorted(known)
+  found = np.isin(np.arange(len(run.train)), list(known))
+  return np.flatnonzero(multihost_utils.process_allgather(found).any(axis=0)).tolist()
 
 
 def _calls(run: Run, step: int) -> Iterator[tuple[Call, int]]:

@@ -52,6 +52,26 @@ def assert_same(actual, expected):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6 * np.abs(b).max())
 
 
+@pytest.mark.parametrize('name', LOSSES)
+@pytest.mark.parametrize('block', [0, 2])
+def test_nan_in_a_negative_is_not_hidden(name, block):
+  z = embeddings(2, 4)
+  queue = embeddings(1, 5)[0]
+  queue[2, 0] = np.nan
+  pos, neg, where = pairs.with_queue(*z, queue, block=block)
+  tau = {'temperature': 0.5} if LOSSES[name].takes_temperature else {}
+  assert np.isnan(LOSSES[name](pos, neg, where=where, **tau)).any()
+
+
+def test_positives_and_one_hardest_negative():
+  assert losses.hard(jnp.ones(2), jnp.zeros((2, 3)), 0.5, fraction=1e-10).shape == (2,)
+
+
+def test_a_batch_of_one_has_the_negatives_of_the_queue():
+  one = embeddings(1, 1)[0]
+  assert pairs.with_keys(one, one, embeddings(1, 5)[0]).where.sum() == 5
+
+
 ENCODER = embeddings(1, 3)[0]
 BATCH = embeddings(2, 8).swapaxes(0, 1)  # two views of 8 instances
 

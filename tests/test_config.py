@@ -8,7 +8,7 @@ import re
 import jax
 import pytest
 
-from configs import base
+from configs import base, cifar10
 from ssl_jax import config, methods, models, temperature
 from ssl_jax.data import imbalance, views
 from ssl_jax.run import optimizers
@@ -105,6 +105,31 @@ def test_a_new_name_drops_the_parameters_of_the_old_one_in_any_order():
     'configs/cifar10.py', ['temperature.tau_min=0.05', 'temperature.name=cosine', 'temperature.tau_max=1']
   )
   assert chosen.temperature.to_dict() == {'name': 'cosine', 'tau_min': 0.05, 'tau_max': 1}
+
+
+@pytest.mark.parametrize(
+  ('path', 'overrides'),
+  [
+    ('configs/cifar10.py:method.queue=8192,method.name=moco', []),
+    ('configs/cifar10.py:method.queue=8192', ['method.name=moco']),
+    ('configs/cifar10.py', ['method.queue=8192', 'method.name=moco']),
+  ],
+)
+def test_options_and_flags_may_be_mixed_in_any_order(path, overrides):
+  assert config.load(path, overrides).method.to_dict() == {'name': 'moco', 'queue': 8192}
+  keys, planned = config.changed(path, overrides)
+  assert keys == {'method.name', 'method.queue'} and planned.method.name == 'simclr'
+
+
+def test_a_pair_counts_more_than_a_variant_in_any_order():
+  for path in ('configs/cifar10.py:temperature.tau_min=0.05,dystress', 'configs/cifar10.py:dystress,seed=1'):
+    assert config.load(path, ['temperature.tau_min=0.05']).temperature.tau_min == 0.05
+  assert cifar10.get_config('temperature.tau_min=0.05,dystress').temperature.tau_min == 0.05
+
+
+def test_commas_in_nested_brackets_do_not_split():
+  nested = "temperature.tau={'name': 'linear_schedule', 'values': [(0, 1), (2, 3)], 'end': 1}"
+  assert config.split_options(f'dystress,{nested},seed=1,') == ['dystress', nested, 'seed=1']
 
 
 def test_a_schedule_can_be_typed_on_the_command_line():
@@ -212,6 +237,19 @@ def test_what_a_run_has_of_the_later_keys_stays():
   assert (back.init, back.data.stored_size) == ('theirs.safetensors', 96)
 
 
+def test_presets_of_older_runs_have_new_names_and_paths_stay():
+  saved = config.load('configs/cifar10.py').to_dict()
+  saved |= {'augment': {'name': 'supervised_cifar'}, 'projector': {'name': 'supervised_cifar'}}
+  saved['eval']['linear'] = 'supervised_cifar'
+  own = {'data.name': 'supervised_birds', 'data.path': 'supervised_birds', 'init': 'supervised_1.safetensors'}
+  for key, value in own.items():
+    section, _, last = key.rpartition('.')
+    (saved[section] if section else saved)[last] = value
+  found = config.flatten(config.upgrade(saved))
+  assert {key: found[key] for key in own} == own
+  assert {found[key] for key in ('augment.name', 'projector.name', 'eval.linear')} == {'balanced_cifar'}
+
+
 @pytest.mark.parametrize(
   ('code', 'message'),
   [
@@ -238,7 +276,10 @@ def test_a_file_that_makes_no_config_is_refused_in_one_line(tmp_path, code, mess
 def test_epochs_that_would_not_count_are_refused():
   with pytest.raises(ValueError, match=r'^epochs = 2 has no effect, because steps = 1000 decides: set steps=0 as well'):
     config.load('configs/quickstart.py', ['epochs=2'])
+  with pytest.raises(ValueError, match=r'^epochs = 2 has no effect'):
+    config.load('configs/quickstart.py:epochs=2')
   assert config.load('configs/quickstart.py', ['epochs=2', 'steps=0']).epochs == 2
+  assert config.load('configs/quickstart.py:epochs=2', ['steps=0']).epochs == 2
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from configs import captions
 from ssl_jax import config, losses, methods, pairs, train
 from ssl_jax.data import embedded
 from ssl_jax.data.modality import PAIRS
-from ssl_jax.evals import evaluate
+from ssl_jax.evals import evaluate, transfer
 from ssl_jax.models import bert
 from ssl_jax.reporting import export, report, views
 from ssl_jax.run import builder
@@ -323,7 +323,19 @@ def test_zero_shot_needs_no_captions_of_the_test_images(trained, tmp_path):
   images, labels = embedded.generate('test', seed=1)
   np.savez(tmp_path / 'shapes.npz', test_images=images, test_labels=labels, class_names=list(embedded.CLASSES))
   changes = {'eval.data': dict(name='shapes', source='arrays', path=str(tmp_path / 'shapes.npz')), 'eval.k': ()}
-  other = small('siglip', **changes, **{'eval.linear': '', 'eval.prompts': 'shapes'})
+  (tmp_path / 'prompts.txt').write_text('a {}\n{0} a {} {colour}\n')
+  other = small('siglip', **changes, **{'eval.linear': '', 'eval.prompts': str(tmp_path / 'prompts.txt')})
   found = evaluate.evaluate(other, str(workdir))
   assert 0 <= found['zero_shot'] <= 100 and 'image_to_text_1' not in found
   assert json.loads((workdir / 'evaluation_shapes.json').read_text())['zero_shot'] == found['zero_shot']
+  assert sum(found['classes']['test']) == len(labels) and 'train' not in found['classes']
+
+
+@pytest.mark.slow
+def test_the_image_encoder_can_be_transferred(trained):
+  workdir, chosen = trained
+  run, state = builder.build(chosen), final(workdir, chosen)[1]
+  images = jax.vmap(run.views.shown)(run.eval_test.items)
+  expected = run.method.features(*state.evaluated, images)['backbone']
+  found = transfer.encoder_of(chosen, workdir).features(run.eval_test)
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

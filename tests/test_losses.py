@@ -323,7 +323,7 @@ class MisuseTest(absltest.TestCase):
     pos, neg, _ = similarities(3)
     for tau, message in (
       (temperature.cosine_schedule(0.1, 1.0), r'^temperature is a schedule of the step, .*: pass schedule\(step\)'),
-      (temperature.learnable(), r'^temperature is a learnable temperature, .*: pass schedule\.at\(params, step\)'),
+      (temperature.learnable(), r'^temperature is the temperature of a run, .*: pass schedule\.at\(params, step\)'),
       ('0.2', "^temperature = '0.2' must be positive and finite"),
     ):
       with self.assertRaisesRegex(ValueError, message):

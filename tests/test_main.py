@@ -112,6 +112,24 @@ def test_a_missing_module_of_the_project_keeps_its_traceback(monkeypatch):
 
 
 @pytest.mark.parametrize(
+  ('file', 'ours'),
+  [
+    ('main.py', True),
+    ('ssl_jax/config/rules.py', True),
+    ('configs/base.py', True),
+    ('env/lib/python3.11/site-packages/optax/base.py', False),
+    ('/usr/lib/python3.11/json/decoder.py', False),
+  ],
+)
+def test_only_the_errors_of_the_project_are_one_line(file, ours, monkeypatch):
+  wrong = lambda _: exec(compile('raise ValueError("wrong")', ROOT / file, 'exec'))
+  monkeypatch.setattr(main, 'run', wrong)
+  flags.FLAGS.unparse_flags()
+  with pytest.raises(SystemExit if ours else ValueError, match='^ssl_jax: wrong$' if ours else '^wrong$'):
+    main.main(flags.FLAGS(['main.py', '--mode=train', '--config=configs/quickstart.py'], known_only=True))
+
+
+@pytest.mark.parametrize(
   ('command', 'name'),
   [
     (['configs/imagenet100.py'], 'imagenet100'),
@@ -151,6 +169,14 @@ def test_every_mode_of_a_config_has_the_same_default_workdir(mode, function, mon
   command = [f'--mode={mode}', '--workdir=', '--config=configs/quickstart.py:seed=1', '--config.eval.every_epochs=2']
   main.main(flags.FLAGS(['main.py', *command], known_only=True))
   assert called == ['runs/quickstart_seed=1']
+
+
+def test_flags_of_xla_are_set_before_the_processes_connect(monkeypatch):
+  called = []
+  for function in ('ssl_jax.run.devices.start', 'ssl_jax.run.devices.compile_faster', 'ssl_jax.train.train'):
+    monkeypatch.setattr(function, lambda *_, name=function: called.append(name.rpartition('.')[2]))
+  main.run(main.Command('train', 'configs/quickstart.py', [], 'w', []))
+  assert called == ['compile_faster', 'start', 'train']
 
 
 def start(workdir):

@@ -149,12 +149,13 @@ def test_muon_matches_torch():
 
 
 def test_muon_leaves_the_rest_to_adamw():
-  params = {'network': weights(), 'temperature': {'log': np.ones((2, 2), np.float32)}}
-  loss = lambda params: quadratic(params['network']) + quadratic(params['temperature'])
+  table = {'embedding': np.arange(6, dtype=np.float32).reshape(3, 2)}
+  params = {'network': weights(), 'words': table, 'temperature': {'log': np.ones((2, 2), np.float32)}}
+  loss = lambda params: sum(quadratic(part) for part in params.values())
   by = {
     name: train(optimizers.create(section(name=name), lambda _: 0.02), params, 3, loss) for name in ('muon', 'adamw')
   }
-  others = lambda found: (found['network']['bias'], found['temperature'])
+  others = lambda found: (found['network']['bias'], found['words'], found['temperature'])
   chex.assert_trees_all_close(others(by['muon']), others(by['adamw']), rtol=1e-6)
   assert np.abs(by['muon']['network']['kernel'] - by['adamw']['network']['kernel']).max() > 1e-3
 

@@ -174,6 +174,9 @@ class MappingTest(absltest.TestCase):
       lambda z: losses.nt_xent(z, z, axis_name='batch').mean(),
       lambda z: losses.barlow_twins(z, z, axis_name='batch'),
       lambda z: losses.align_uniform(jnp.ones(len(z)), z, axis_name='batch').mean(),
+      lambda z: pairs.with_queue(z, z, QUEUE, axis_name='batch').pos.mean(),
+      lambda z: pairs.in_batch(z, z, axis_name='batch', block=2, ring=True).pos.mean(),
+      lambda z: pairs.with_keys(z, z, axis_name='batch', block=2, ring=True).pos.mean(),
     ):
       mapped = jax.shard_map(
         lambda z, loss=loss: loss(z)[None], mesh=mesh, in_specs=spec('batch'), out_specs=spec('batch')

@@ -1,6 +1,7 @@
 """pmap and shard_map give the same results, in one process and in two."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -42,6 +43,24 @@ def test_values_survive_the_round_trip_to_the_devices(kind, count):
   np.testing.assert_array_equal(devices.unshard(local(devices.replicate(np.float32(1)), devices.shard(rows))), rows * 2)
   tree = {'a': rows, 'b': (np.int32(3),)}
   jax.tree.map(np.testing.assert_array_equal, devices.unreplicate(devices.replicate(tree)), tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+  """A GPU of a cluster, where each host is a slice."""
+
+  id: int
+  process_index: int
+  slice_index: int
+  device_kind: str = 'NVIDIA H200'
+  platform: str = 'gpu'
+
+
+def test_the_devices_of_a_process_are_next_to_each_other(monkeypatch):
+  monkeypatch.setattr(jax, 'devices', lambda: [Gpu(id=k, process_index=k % 2, slice_index=k % 2) for k in range(4)])
+  chosen = Devices.choose('shard_map', 0)
+  assert [d.id for d in chosen.devices] == [d.id for d in chosen.mesh.devices] == [0, 2, 1, 3]
+  assert chosen.mesh.axis_types == (jax.sharding.AxisType.Auto,)
 
 
 @pytest.mark.parametrize('kind', ['pmap', 'shard_map'])

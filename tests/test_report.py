@@ -85,6 +85,9 @@ class Numbers(html.parser.HTMLParser):
       self.found.append((*self.key, text))
 
 
+SCRIPT = re.compile(r'<script type="application/json" id="charts">(.*?)</script>', re.DOTALL)
+
+
 @pytest.fixture
 def no_files_of_figures(monkeypatch):
   """For tests of a page's text: drawing the files of its figures takes seconds."""
@@ -427,6 +430,35 @@ def test_compare_says_what_is_not_comparable(runs, tmp_path):
 
 
 @pytest.mark.usefixtures('no_files_of_figures')
+@pytest.mark.parametrize(
+  ('key', 'here', 'there'),
+  [
+    ('held_out', {'held_out': 0.1}, {'held_out': 0.2}),
+    ('file', {'source': 'tar', 'path': '/data/a.tar'}, {'source': 'tar', 'path': '/data/b.tar'}),
+  ],
+)
+def test_other_test_images_are_not_comparable(runs, tmp_path, key, here, there):
+  for name, data in (('here', here), ('there', there)):
+    place = shutil.copytree(runs / 'seed0', tmp_path / name)
+    config = json.loads((place / 'config.json').read_text())
+    config['data'] |= data
+    (place / 'config.json').write_text(json.dumps(config))
+  compare.compare([tmp_path / 'here', tmp_path / 'there'], tmp_path / 'out')
+  assert f'The accuracies are not comparable: data.{key} differs.' in (tmp_path / 'out' / 'compare.md').read_text()
+
+
+def test_names_of_measured_layers_stay_in_the_folder_and_out_of_the_markup(runs, tmp_path):
+  other = changed(runs / 'seed1', tmp_path / 'other', tau_min=0.3)
+  evaluation = json.loads((other / 'evaluation.json').read_text())
+  evaluation['measures'] = {'"><b id=x>/../../../outside': evaluation['measures']['backbone']}
+  (other / 'evaluation.json').write_text(json.dumps(evaluation))
+  page = compare.compare([runs / 'seed0', other], tmp_path / 'deep' / 'out').read_text()
+  assert '<b id=x>' not in page and 'id="uniformity_tolerance_-b-id-x-outside"' in page
+  assert (tmp_path / 'deep' / 'out' / 'figures' / 'uniformity_tolerance_-b-id-x-outside.svg').exists()
+  assert not list(tmp_path.rglob('outside.svg'))
+
+
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_compare_of_other_k_shows_what_both_have(runs, tmp_path):
   other = changed(runs / 'seed1', tmp_path / 'other', k=7, tau_min=0.3)
   page = compare.compare([runs / 'seed0', other], tmp_path / 'out').read_text()
@@ -523,6 +555,27 @@ def test_the_report_of_sentences_shows_their_neighbours(tmp_path):
   assert '```text\nA <b> & c.\n  0.91  Another.\n```' in (tmp_path / 'report.md').read_text()
 
 
+def test_the_report_of_sentences_has_their_accuracies_and_numbers(tmp_path):
+  evaluation = {
+    'features': 'backbone',
+    'transfer_mean': 81.5,
+    'transfer_mr': 81.5,
+    'sentences': {'train': 9, 'test': 4},
+  }
+  (tmp_path / 'evaluation.json').write_text(json.dumps(evaluation))
+  found = {key: value for key, value, _ in Numbers(report.report(tmp_path).read_text()).found}
+  assert found == {'transfer_mean': '81.5', 'transfer_mr': '81.5', 'sentences.train': '9', 'sentences.test': '4'}
+
+
+@pytest.mark.parametrize('counts', [{}, {'train': [9, 8]}])
+def test_numbers_of_training_images_are_shown_if_there_are_any(counts):
+  table = {'names': ['cat', 'dog'], 'test': [3, 4], 'zero_shot': [50.0, 75.0], 'zero_shot_mistaken_for': ['dog', None]}
+  run = report.FinishedRun(pathlib.Path(), {}, {}, {'classes': {**table, **counts}}, {}, [])
+  (section,) = report._classes(run)
+  assert ('training images' in section.parts[0].head) == bool(counts)
+  assert {len(row) for row in section.parts[0].rows} == {len(section.parts[0].head)}
+
+
 def test_many_classes_have_a_table_of_confusions():
   count = figures.MOST_CELLS + 1
   matrix = 10 * np.eye(count, dtype=int)
@@ -582,5 +635,5 @@ def test_a_missing_bokeh_is_named(monkeypatch):
 
 
 def test_a_label_cannot_end_the_script():
-  text = charts.embed({'loss': figures.Chart('loss', [figures.Curve('</script><b>p1001', [(0, 1)])])})
-  assert text.count('</script>') == 3 and '<b>p1001' in text
+  text = charts.embed({'loss': figures.Chart('loss', [figures.Curve('<!--<script><b>p1001', [(0, 1)])])})
+  assert text.count('</script>') == 3 and '<!--' not in SCRIPT.search(text)[1] and '\\u003cb>p1001' in text

@@ -3,13 +3,16 @@
 import contextlib
 import json
 import shutil
+import signal
 
 import chex
 import jax
 import numpy as np
 import pytest
+from PIL import Image
 
 from ssl_jax import config, train
+from ssl_jax.data import pipeline
 from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.workdir import files, metric_log, progress
 from ssl_jax.workdir.checkpoints import Checkpoints
@@ -92,6 +95,39 @@ def test_a_stop_in_the_last_step_leaves_the_evaluation_to_the_next_call(tmp_path
   assert evaluated == [2]
   assert (tmp_path / 'run' / 'summary.json').read_text() == summary, 'including the seconds of the training'
   assert [row['step'] for row in metric_log.read(tmp_path / 'run') if 'loss' in row] == [1, 2]
+
+
+def test_a_stop_during_an_evaluation_ends_the_run_there(tmp_path, monkeypatch):
+  def scores(self, state):
+    if not metric_log.read(tmp_path / 'run')[2:]:  # the first evaluation, after two steps
+      signal.raise_signal(signal.SIGTERM)
+    return {'knn5': 50.0}
+
+  monkeypatch.setattr(ImageEvaluator, 'scores', scores)
+  chosen = tiny(tmp_path, **{'steps': 6, 'eval.every_epochs': 1, 'parallel.steps_per_call': 2})
+  with pytest.raises(train.Interrupted, match='stopped at step 2 of 6 and saved'):
+    train.train(chosen, tmp_path / 'run')
+  assert [row['step'] for row in metric_log.read(tmp_path / 'run') if 'knn5' in row] == [2]
+
+
+def test_a_signal_does_not_interrupt_the_last_checkpoint(tmp_path, monkeypatch):
+  wait, handlers = Checkpoints.wait, []
+  monkeypatch.setattr(Checkpoints, 'wait', lambda self: handlers.append(signal.getsignal(signal.SIGINT)) or wait(self))
+  train.train(tiny(tmp_path, **{'steps': 2, 'eval.k': ()}), tmp_path / 'run')
+  assert handlers[0] is not signal.getsignal(signal.SIGINT)
+
+
+def test_images_skipped_before_an_interruption_are_counted(tmp_path):
+  (tmp_path / 'train').mkdir()
+  for k in range(16):
+    Image.new('RGB', (12, 12), (16 * k, 0, 0)).save(tmp_path / f'train/{k:02}.png')
+  first = pipeline.order(0, 0, 16)[0]
+  (tmp_path / f'train/{first:02}.png').write_bytes(b'nothing')
+  data = dict(source='folder', path=str(tmp_path), broken='skip', on_device='no')
+  chosen = tiny(tmp_path, data=data, **{'batch_size': 4, 'steps': 4, 'eval.k': ()})
+  with asked_to_stop_at(3), pytest.raises(train.Interrupted):
+    train.train(chosen, tmp_path / 'run')
+  assert train.train(chosen, tmp_path / 'run')['broken_images_skipped'] == 1
 
 
 def test_killed_and_resumed_is_bit_identical(reference, tmp_path, monkeypatch):
@@ -314,7 +350,8 @@ def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(tmp_path, monke
   chosen = tiny(tmp_path, steps=4, **{'eval.k': ()})
   save = Checkpoints.save
   with monkeypatch.context() as patched, asked_to_stop_at(2), pytest.raises(train.Interrupted):
-    patched.setattr(Checkpoints, 'save', lambda self, state, window, seconds: save(self, state, window, 1000 + seconds))
+    longer = lambda self, state, window, seconds, *rest: save(self, state, window, 1000 + seconds, *rest)
+    patched.setattr(Checkpoints, 'save', longer)
     train.train(chosen, tmp_path / 'run')
   assert 1000 < train.train(chosen, tmp_path / 'run')['seconds'] < 2000
 
@@ -363,7 +400,7 @@ def test_without_labels_only_knn_is_refused(tmp_path):
   images = np.random.default_rng(0).integers(0, 256, (32, 12, 12, 3), np.uint8)
   np.savez(tmp_path / 'plain.npz', train_images=images, test_images=images)
   chosen = tiny(tmp_path, **{'data.path': str(tmp_path / 'plain.npz'), 'steps': 2})
-  with pytest.raises(ValueError, match=r'has no labels, and kNN needs them: .* --config.eval.k=\(\)'):
+  with pytest.raises(ValueError, match=r'has no labels, and evaluations need them: .*--config.eval.k=\(\)'):
     train.train(chosen, tmp_path / 'run')
   config.override(chosen, 'eval.k', ())
   assert train.train(chosen, tmp_path / 'run')['steps'] == 2

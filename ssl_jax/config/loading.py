@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,10 +16,11 @@ NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'te
 
 def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
   """The config of `FILE.py[:options]`, with `key=value` overrides, not yet validated."""
-  file, _, arg = path.partition(':')
+  file, variants, pairs = _split(path)
   if not pathlib.Path(file).is_file():
     folder = pathlib.Path(file) if pathlib.Path(file).is_dir() else pathlib.Path(file).parent
-    known = [str(folder / p.name) for p in sorted(folder.glob('*.py')) if p.stem != '__init__']
+    places = dict.fromkeys([folder, pathlib.Path('configs')])
+    known = [str(p) for place in places for p in sorted(place.glob('*.py')) if p.stem not in ('__init__', 'main')]
     raise ValueError(
       f'--config={file!r} is not a file: {nearest(file, known) if known else "give a configs/*.py file"}'
     )
@@ -31,12 +31,12 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
   module = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)
-    config = module.get_config(arg)
+    config = module.get_config(variants)
   except (TypeError, AttributeError, NameError, SyntaxError, ImportError, LookupError) as error:
     raise ValueError(f'--config={file!r} cannot be loaded ({type(error).__name__}: {error})') from error
   if not isinstance(config, ConfigDict):
     raise ValueError(f'--config={file!r} is not a config: get_config returned a {type(config).__name__}')
-  config = overridden(config, overrides)
+  config = overridden(config, [*pairs, *overrides])
   if not config.get('data', {}).get('name', '?'):
     config.data.name = set_name(config.data.path)
   return config
@@ -57,19 +57,31 @@ def split_options(arg: str) -> list[str]:
   >>> split_options('dystress,eval.k=(1,2),seed=1')
   ['dystress', 'eval.k=(1,2)', 'seed=1']
   """
-  return [option for option in re.split(r',(?![^(\[{]*[)\]}])', arg) if option]
+  options, depth = [''], 0
+  for character in arg:
+    depth += (character in '([{') - (character in ')]}')
+    if character == ',' and depth <= 0:
+      options.append('')
+    else:
+      options[-1] += character
+  return [option for option in options if option]
+
+
+def _split(path: str) -> tuple[str, str, list[str]]:
+  """The file, the variants and the `key=value` pairs of `FILE.py[:options]`."""
+  file, _, arg = path.partition(':')
+  options = split_options(arg)
+  return file, ','.join(x for x in options if '=' not in x), [x for x in options if '=' in x]
 
 
 def changed(path: str, overrides: Sequence[str] = ()) -> tuple[set[str], ConfigDict]:
   """The keys that the command line sets, and the config of the file and its variants without these changes."""
-  file, _, arg = path.partition(':')
-  options = split_options(arg)
-  keys = {text.partition('=')[0] for text in (*options, *overrides) if '=' in text}
-  return keys, load(f'{file}:{",".join(option for option in options if "=" not in option)}')
+  file, variants, pairs = _split(path)
+  return {text.partition('=')[0] for text in (*pairs, *overrides)}, load(f'{file}:{variants}')
 
 
 def overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
-  # Set the name of a section before its parameters, in whatever order they were given.
+  """The config with `key=value` overrides. The name of a section is set before its parameters."""
   pairs = [text.partition('=')[::2] for text in overrides]
   for key, value in sorted(pairs, key=lambda pair: not pair[0].endswith('.name')):
     override(config, key, value)

@@ -1,5 +1,6 @@
 """Configs of earlier runs, as recorded in config.json: updates them to current keys, and compares them."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ LATER = {
   'eval.linear_during': False,
 }
 RENAMED = {'probe': 'online_probe'}  # {old: new} names of top-level keys
+PRESETS = ('augment.name', 'projector.name', 'eval.linear')  # keys whose values supervised_* are now balanced_*
 
 # Keys that change neither what a run computes nor how it is evaluated.
 IRRELEVANT = (
@@ -52,14 +54,14 @@ IRRELEVANT = (
 def upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
   """Updates a recorded config: renames old keys and values, and adds the keys of `LATER`."""
 
-  def named(value: Any) -> Any:
+  def named(key: str, value: Any) -> Any:
     if isinstance(value, Mapping):
-      return {key: named(inner) for key, inner in value.items()}
-    if isinstance(value, str) and value.startswith('supervised_'):  # presets of Lee 2025, now named after the loss
-      return value.replace('supervised_', 'balanced_', 1)
+      return {inner: named(f'{key}.{inner}', x) for inner, x in value.items()}
+    if isinstance(value, str) and key.endswith(PRESETS):  # presets of Lee 2025, now named after the loss
+      return re.sub('^supervised_', 'balanced_', value)
     return value
 
-  config = {RENAMED.get(key, key): named(value) for key, value in plain(saved).items()}
+  config = {RENAMED.get(key, key): named(key, value) for key, value in plain(saved).items()}
   for key, value in LATER.items():
     section, _, last = key.rpartition('.')
     if isinstance(part := config.get(section) if section else config, dict):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.data.npz import BROKEN_ARCHIVE, npz_names, read_npz
-from ssl_jax.data.sources import Arrays, one_line
+from ssl_jax.data.sources import Arrays, one_line, without_labels
 
 
 def load(data: Mapping[str, Any], split: str) -> Arrays:
@@ -43,9 +43,12 @@ def load(data: Mapping[str, Any], split: str) -> Arrays:
       )
     if max(abs(int(labels.min())), abs(int(labels.max()))) >= 2**31:
       raise ValueError(f'{prefix}_labels of {path} span {labels.min()} to {labels.max()}: number the classes from 0')
-    labels = labels.astype(np.int32)
     if class_names and labels.max() >= len(class_names):
       raise ValueError(
         f'class_names of {path} has {len(class_names)} names, but {prefix}_labels reach {labels.max()}: name each class'
       )
+    if negative := int((labels < 0).sum()):  # as in an unlabeled split
+      labels, _ = without_labels(negative, len(labels))
+    else:
+      labels = labels.astype(np.int32)
   return Arrays(images, labels, class_names, data['broken'])

@@ -7,6 +7,7 @@ repairs a damaged one. If the fingerprint differs, because the data has changed,
 """
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -22,11 +23,6 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.data import sources
-
-try:
-  import fcntl
-except ImportError:  # Windows
-  fcntl = None  # type: ignore[assignment]
 
 BLOCK = 2**24  # maximum bytes of a block, unless a single image is larger
 COMPARED = 8  # images that are decoded again at each start, to compare them with the file
@@ -217,11 +213,10 @@ def _locked(file: pathlib.Path) -> Iterator[None]:
   with _writing(path):
     lock = path.open('a')
   with lock:
-    if fcntl is not None:
-      with contextlib.suppress(OSError):  # a file system without locks
-        try:
-          fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-          _say(f'another process is writing {file}: waiting for it')
-          fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError):  # a file system without locks
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        _say(f'another process is writing {file}: waiting for it')
+        fcntl.flock(lock, fcntl.LOCK_EX)
     yield

@@ -51,7 +51,7 @@ def tokens_of(source: sources.Source, vocabulary: Vocabulary, length: int) -> To
   """The tokens of every caption of a source."""
   found = list(_captions(source, len(source)))
   count = np.array([len(texts) for texts in found], np.int32)
-  tokens = np.zeros((len(found), max(int(count.max()), 1), length), np.uint16)
+  tokens = np.zeros((len(found), count.max(initial=1), length), np.uint16)
   tokens[np.arange(tokens.shape[1])[None] < count[:, None]] = vocabulary.encode(
     [*itertools.chain.from_iterable(found)], length
   )

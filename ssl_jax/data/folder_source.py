@@ -3,7 +3,6 @@
 import collections
 import csv
 import functools
-import io
 import itertools
 import os
 import pathlib
@@ -16,11 +15,11 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.data import archives
-from ssl_jax.data.sources import Source, digest_of, stamp
+from ssl_jax.data.sources import Source, check_size, digest_of, open_image, stamp
 from ssl_jax.registry import nearest
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
-LARGEST_IMAGE = 2**30  # maximum bytes of one image file
+LABELS = 'labels.csv'  # in the folder of a split without class folders: one line file,label,... per image
 CAPTIONS = 'captions.tsv'  # in the folder of a split: one line file<TAB>caption per caption
 
 
@@ -67,7 +66,7 @@ class Folder(Source):
 
   def several(self) -> list[list[str]] | None:
     """Labels from labels.csv in the folder of the split. Each line is a file name and its labels, comma-separated."""
-    file = pathlib.Path(self.root) / 'labels.csv'
+    file = pathlib.Path(self.root) / LABELS
     if self.labels is not None or not file.is_file():
       return None
     with file.open(newline='', encoding='utf-8') as lines:
@@ -105,6 +104,8 @@ def load(data: Mapping[str, Any], split: str) -> Folder:
   paths = [] if flat else [_images_in(root / name, ignored) for name in names]
   if (texts := root / CAPTIONS).is_file():
     ignored['.tsv'] -= 1
+  if flat and (root / LABELS).is_file():
+    ignored['.csv'] -= 1
   _name_ignored(root, +ignored)
   if flat:
     return _with_captions(Folder(np.array(flat, object), broken=data['broken'], root=root), texts)
@@ -123,15 +124,16 @@ def _with_captions(source: Folder, file: pathlib.Path) -> Folder:
   """The source with the captions in `file`, if it exists. `data.broken` says whether invalid lines raise an error."""
   if not file.is_file():
     return source
-  known, found = set(source.items), collections.defaultdict[str, list[str]](list)
+  plain = lambda path: path.removeprefix('./')  # with data.path=., only some of the items begin with it
+  known, found = {plain(path): path for path in source.items}, collections.defaultdict[str, list[str]](list)
   with file.open('rb') as lines:
     for number, line in enumerate(lines, 1):
       try:
         name, tab, caption = line.decode('utf-8-sig' if number == 1 else 'utf-8').strip('\r\n').partition('\t')
-        path = os.path.join(source.root, name)
+        path = known.get(plain(os.path.join(source.root, name)))
         if not tab or not caption.strip():
           raise ValueError('it must be file<TAB>caption')
-        if path not in known:
+        if path is None:
           raise ValueError(f'there is no image {shown(name)}')
         found[path].append(caption.strip())
       except ValueError as error:
@@ -184,7 +186,6 @@ def shown(path: str) -> str:
 def _open_file(path: str) -> Image.Image:
   if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe may block forever
     raise OSError('not a regular file')
-  if (size := os.path.getsize(path)) > LARGEST_IMAGE:
-    raise OSError(f'it has {size / 2**30:,.0f} GiB')
+  check_size(os.path.getsize(path))
   with open(path, 'rb') as file:  # read at once, because Pillow keeps the file of a broken image open
-    return Image.open(io.BytesIO(file.read()))
+    return open_image(file.read())

@@ -1,7 +1,8 @@
 """Image operations in pure JAX, as functions of explicit parameters.
 
 An image is float32 `[H, W, 3]` in [0, 1]. The operations match Pillow and torchvision, except that images are not
-rounded to 8 bits between operations.
+rounded to 8 bits between operations, and that the blur is an exact Gaussian: Pillow approximates it with box blurs, and
+torchvision truncates it.
 """
 
 import functools

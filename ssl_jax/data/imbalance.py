@@ -72,6 +72,8 @@ def pareto(
   """
   _check(total=total, n_max=n_max, n_min=n_min, alpha=alpha, seed=seed)
   sizes = _sizes(labels)
+  if len(sizes) < 2:
+    raise ValueError("name = 'pareto' needs at least 2 classes: use 'uniform'")
   wanted = _pareto_sizes(len(sizes), total, n_max, n_min, alpha)
   free = list(np.random.default_rng((seed, 1)).permutation(len(sizes)))
   kept = np.zeros_like(sizes)

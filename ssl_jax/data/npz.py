@@ -5,12 +5,14 @@ import os
 import zipfile
 import zlib
 from collections.abc import Sequence
+from tokenize import TokenError
 
 import numpy as np
 
 from ssl_jax.config import require_memory
 
-BROKEN_ARCHIVE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  # raised by np.load for a damaged .npz
+# Raised by np.load for a damaged .npz; a RuntimeError if it is encrypted or its compression is unknown.
+BROKEN_ARCHIVE = (OSError, ValueError, EOFError, RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error)
 
 
 def npz_names(path: str | os.PathLike[str]) -> list[str]:

@@ -6,10 +6,8 @@ other files are ignored.
 """
 
 import functools
-import io
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +17,9 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.data import shards
-from ssl_jax.data.folder_source import LARGEST_IMAGE, shown
+from ssl_jax.data.folder_source import shown
 from ssl_jax.data.shards import Shard
-from ssl_jax.data.sources import THREADS, Source, digest_of, one_line
+from ssl_jax.data.sources import THREADS, Source, digest_of, one_line, open_image, without_labels
 from ssl_jax.registry import nearest
 
 WINDOW = 4096  # default of data.shuffle_window: images that are shuffled together
@@ -100,9 +98,7 @@ class Parquet(Source):
     content = value.get('bytes') if isinstance(value, dict) else value
     if not content:
       raise OSError('it has no bytes')
-    if len(content) > LARGEST_IMAGE:
-      raise OSError(f'it has {len(content) / 2**30:,.0f} GiB')
-    return Image.open(io.BytesIO(content))
+    return open_image(content)
 
   def _value(self, position: int, column: str) -> Any:
     file, group, row = self.items[position].tolist()
@@ -138,11 +134,10 @@ def _opened(file: Shard) -> Any:
   import pyarrow as pa
   import pyarrow.parquet as pq
 
-  opened = pq.ParquetFile(pa.OSFile(file.path))
-  status = os.stat(file.path)
-  if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime):
+  opened = pa.OSFile(file.path)
+  if not file.unchanged(opened.fileno()):
     raise OSError('the file has changed since the run began')
-  return opened
+  return pq.ParquetFile(opened)
 
 
 def load(data: Mapping[str, Any], split: str) -> Parquet:
@@ -193,8 +188,10 @@ def _column(file: Shard, name: str) -> np.ndarray:
   try:
     with _READING:
       column = _opened(file).read(columns=[name]).column(name)
-  except pa.ArrowException as error:
-    raise ValueError(f'{shown(file.path)}: column {name!r} cannot be read ({one_line(error)})') from error
+  except (pa.ArrowException, OSError) as error:
+    raise ValueError(
+      f'{shown(file.path)}: column {name!r} cannot be read ({one_line(error)}): copy it again'
+    ) from error
   if pa.types.is_integer(column.type) and not column.null_count:
     return column.to_numpy()
   return np.array(column.to_pylist(), object)
@@ -249,13 +246,13 @@ def _labels(
 ) -> tuple[np.ndarray | None, Sequence[str]]:
   """(int32 [N], class names); (None, ()) unless every row has a label. Hugging Face uses -1 for a missing label."""
   if values.dtype == object and not all(isinstance(value, str) for value in values):
-    return _without_labels(sum(value is None for value in values), len(values))
+    return without_labels(sum(value is None for value in values), len(values))
   if values.dtype == object:
-    names = sorted(set(values) | _names_of_other(data, 'test' if split == 'train' else 'train', column))
+    names = sorted(set(values) | _names_of_other(data, split, column))
     number = {name: k for k, name in enumerate(names)}
     return np.array([number[value] for value in values], np.int32), names
   if (values < 0).any():
-    return _without_labels(int((values < 0).sum()), len(values))
+    return without_labels(int((values < 0).sum()), len(values))
   names = _class_names(_footer(files[0])[0], column)
   largest = int(values.max())
   if largest >= 2**31 or (names and largest >= len(names)):
@@ -264,18 +261,10 @@ def _labels(
   return values.astype(np.int32), names
 
 
-def _without_labels(count: int, total: int) -> tuple[None, Sequence[str]]:
-  if count < total:
-    print(f'{count:,} of {total:,} images have no label: labels are not used', file=sys.stderr, flush=True)
-  return None, ()
-
-
 def _names_of_other(data: Mapping[str, Any], split: str, column: str) -> set[str]:
-  """The class names of the other split, if it exists and has this column."""
-  if data['train_split'] == data['test_split']:
-    return set()
+  """The class names of the split other than `split`, if it exists and has this column."""
   try:
-    found = [_column(file, column) for file in shards.find(data, split, '.parquet')]
+    found = [_column(file, column) for file in shards.find_other(data, split, '.parquet')]
   except (ValueError, KeyError):
     return set()
   return {value for values in found for value in values if isinstance(value, str)}

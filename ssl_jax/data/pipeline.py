@@ -192,6 +192,12 @@ def _closing(dataset: 'grain.IterDataset[Batch]') -> Batches:
   iterator = iter(dataset)
   try:
     yield from iterator
+  except RuntimeError as error:
+    if 'exit code -' not in str(error):  # not a signal
+      raise
+    raise ValueError(
+      'a worker of data.workers was killed, probably for lack of memory: lower data.workers, or set it to 0'
+    ) from error
   finally:
     iterator.close()
     _unlink_shared_memory()

@@ -27,7 +27,7 @@ from rich.progress import track
 from ssl_jax.data import archives, sources, tfds_source
 
 # Exceptions that the readers raise for a file with an unexpected layout.
-BROKEN = (KeyError, ValueError, EOFError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile, zlib.error)
+BROKEN = (LookupError, ValueError, EOFError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile, zlib.error)
 
 Columns = dict[str, Sequence | np.ndarray]  # features of a split by name: image uint8 [N, H, W, 3], labels [N], id
 
@@ -73,6 +73,8 @@ def _prepare_tfds(name: str, root: pathlib.Path, given: Sequence[str], any_md5: 
       )
     print(f'{name} is prepared in {folder} already')
     return folder
+  if folder.exists() and (not folder.is_dir() or os.listdir(folder)):  # else the last step would fail
+    raise ValueError(f'{folder} holds something else: remove it, or give another folder, --config.data.path=DIR')
   files = archives.fetch(name, given, root / 'downloads', any_md5)
   part = _empty(folder.with_name(f'{version}.incomplete'))
   with tempfile.TemporaryDirectory(dir=part) as scratch:
@@ -99,7 +101,7 @@ def _checked(
           raise ValueError(f'{key} {labels.max()} is not one of {len(names)} classes')
   except BROKEN as error:
     raise ValueError(
-      f'{" ".join(map(str, files))} cannot be read ({str(error) or type(error).__name__}): give the official file'
+      f'{" ".join(map(str, files))} cannot be read ({sources.one_line(error)}): give the official file'
     ) from error
   return content
 
@@ -209,7 +211,10 @@ def _read_svhn(files: Sequence[pathlib.Path], scratch: pathlib.Path) -> Content:
   del scratch
   splits: dict[str, Columns] = {}
   for split, file in zip(('train', 'test'), files, strict=True):
-    held = scipy.io.loadmat(str(file))
+    try:
+      held = scipy.io.loadmat(str(file))
+    except Exception as error:  # scipy raises many kinds for a damaged file
+      raise ValueError(f'{file.name}: {sources.one_line(error)}') from error
     splits[split] = {
       'id': [f'{split}_{k:06d}' for k in range(held['X'].shape[3])],
       'image': np.moveaxis(held['X'], 3, 0),

@@ -49,7 +49,7 @@ class Vocabulary:
       raise ValueError(
         f'data.vocabulary: {where} has {len(self):,} pieces: give one with at most {LARGEST_VOCABULARY:,}'
       )
-    self._pieces_of = functools.cache(self._split)  # most words occur many times
+    self._pieces_of = functools.lru_cache(maxsize=2**17)(self._split)  # most words occur many times
     self.digest = hashlib.blake2b('\n'.join(self.pieces).encode(), digest_size=8).hexdigest()
 
   def __len__(self) -> int:

@@ -50,6 +50,16 @@ def find(data: Mapping[str, Any], split: str, suffix: str) -> list[Shard]:
   return [_shard(path) for path in paths]
 
 
+def find_other(data: Mapping[str, Any], split: str, suffix: str) -> list[Shard]:
+  """The shards of the split other than `split`; [] if it is the same or does not exist."""
+  if data['train_split'] == data['test_split']:
+    return []
+  try:
+    return find(data, 'test' if split == 'train' else 'train', suffix)
+  except ValueError:
+    return []
+
+
 def expand(pattern: str, key: str = 'pattern') -> Iterator[str]:
   """Expands the braces of a pattern as a shell does: ranges of numbers and lists.
 
@@ -88,7 +98,5 @@ def _fix(root: pathlib.Path, name: str, suffix: str) -> str:
 
 
 def _shard(path: str) -> Shard:
-  if not os.path.isfile(path):
-    raise ValueError(f'{path} is not a regular file: remove it')
   status = os.stat(path)
   return Shard(path, status.st_size, status.st_mtime_ns)

@@ -14,8 +14,10 @@ import copy
 import functools
 import hashlib
 import importlib
+import io
 import os
 import struct
+import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -28,6 +30,10 @@ from ssl_jax.data import classes, embedded, embedded_captions
 from ssl_jax.registry import require_choice
 
 T = TypeVar('T')
+
+# Of the content, whatever the name of the file. A JPEG may be an MPO. Never EPS, which runs Ghostscript.
+FORMATS = ('BMP', 'GIF', 'JPEG', 'PNG', 'WEBP')
+LARGEST_IMAGE = 2**30  # maximum bytes of one image file
 
 # What reading a broken image or text raises.
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
@@ -215,6 +221,25 @@ class Source:
     self.skipped.add(position)
 
 
+def check_size(size: int) -> None:
+  """Raises an OSError if an image of `size` bytes is too large to be read."""
+  if size > LARGEST_IMAGE:
+    raise OSError(f'it has {size / 2**30:,.0f} GiB')
+
+
+def open_image(content: bytes) -> Image.Image:
+  """The image in the content of a file, not yet decoded."""
+  check_size(len(content))
+  return Image.open(io.BytesIO(content), formats=FORMATS)
+
+
+def without_labels(count: int, total: int, first: str = '') -> tuple[None, Sequence[str]]:
+  """The labels and class names of a source in which `count` images have no label. Prints a line if others have one."""
+  if count < total:
+    print(f'{count:,} of {total:,} images have no label{first}: labels are not used', file=sys.stderr, flush=True)
+  return None, ()
+
+
 def one_line(error: Exception) -> str:
   return ' '.join(str(error).split()) or type(error).__name__
 
@@ -321,7 +346,9 @@ def held_out(source: Source, share: float) -> np.ndarray:
   A class of at least two images has at least one on either side. Without labels, all images are one class. The choice
   does not depend on where the data is stored, the order of files, or the seed of the run.
   """
-  hashes = [hashlib.blake2b(source.name(k).encode(), digest_size=8).digest() for k in range(len(source))]
+  hashes = [
+    hashlib.blake2b(source.name(k).encode(errors='surrogateescape'), digest_size=8).digest() for k in range(len(source))
+  ]
   labels = np.zeros(len(source), np.int32) if source.labels is None else source.labels
   chosen = np.zeros(len(source), bool)
   for label in np.unique(labels):

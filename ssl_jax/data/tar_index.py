@@ -222,20 +222,22 @@ def parse(text: bytes) -> Mapping[str, Any]:
 
 
 def captions(known: Mapping[str, Any]) -> tuple[str, ...]:
-  """The captions in the content of a .json file: a string or a list of strings.
+  """The captions in the content of a .json file: a string or a list of strings. Raises a ValueError if it is not UTF-8.
 
   >>> captions({'caption': 'a red circle', 'width': 32})
   ('a red circle',)
   """
   value = next((known[key] for key in ('caption', 'captions', 'text') if key in known), ())
   texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-  return tuple(text.strip() for text in texts if isinstance(text, str) and text.strip())
+  found = tuple(text.strip() for text in texts if isinstance(text, str) and text.strip())
+  ''.join(found).encode()  # an escaped half of a surrogate pair raises a UnicodeEncodeError
+  return found
 
 
 def stored(shard: Shard) -> Index | None:
   """The stored index of a shard; None if there is none or the shard has changed."""
   for file in _places(shard):
-    with contextlib.suppress(*BROKEN_ARCHIVE):
+    with contextlib.suppress(KeyError, *BROKEN_ARCHIVE):  # a KeyError if it lacks an array
       found = read_npz(file, ('items', 'codes', 'texts', 'stamp'))
       if found['stamp'].tolist() == [VERSION, shard.size, shard.mtime] and found['items'].dtype == ITEM:
         *names, problem = json.loads(found['texts'].tobytes())

@@ -5,7 +5,6 @@ multiple processes therefore work as for any other source. Nothing is extracted,
 """
 
 import functools
-import io
 import os
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -16,9 +15,9 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.data import shards, tar_index
-from ssl_jax.data.folder_source import LARGEST_IMAGE, shown
+from ssl_jax.data.folder_source import shown
 from ssl_jax.data.shards import Shard
-from ssl_jax.data.sources import THREADS, Source, digest_of
+from ssl_jax.data.sources import THREADS, Source, check_size, digest_of, open_image, without_labels
 from ssl_jax.data.tar_index import JSON, Index
 
 OPEN = 64  # shards that a process keeps open
@@ -71,9 +70,8 @@ class Tar(Source):
 
   def _open(self, position: int) -> Image.Image:
     item = self.items[position]
-    if (size := int(item['size'])) > LARGEST_IMAGE:
-      raise OSError(f'it has {size / 2**30:,.0f} GiB')
-    return Image.open(io.BytesIO(self._read(int(item['shard']), int(item['offset']), size)))
+    check_size(size := int(item['size']))
+    return open_image(self._read(int(item['shard']), int(item['offset']), size))
 
   def _read(self, shard: int, offset: int, size: int) -> bytes:
     return _opened(self.files[shard]).read(offset, size)
@@ -151,15 +149,8 @@ def _labels(
   codes = [index.codes for index in found]
   without = sum(int((code < 0).sum()) for code in codes)
   if without:
-    total = sum(len(code) for code in codes)
-    if without < total:
-      first = next(k for k, code in enumerate(codes) if (code < 0).any())
-      print(
-        f'{without:,} of {total:,} images have no label (first in {files[first].name}): labels are not used',
-        file=sys.stderr,
-        flush=True,
-      )
-    return None, ()
+    first = next(k for k, code in enumerate(codes) if (code < 0).any())
+    return without_labels(without, sum(map(len, codes)), f' (first in {files[first].name})')
   names = {name for index in found for name in index.names}
   if all(name.isascii() and name.isdecimal() for name in names):
     if too_large := sorted(name for name in names if int(name) >= 2**31):
@@ -167,7 +158,8 @@ def _labels(
     lookup: Callable[[str], int] = int
     known: Sequence[str] = _class_names(data['path'], max(map(int, names)))
   else:
-    known = sorted(names | _names_of_other(data, 'test' if split == 'train' else 'train'))
+    other = _indices(shards.find_other(data, split, '.tar'))
+    known = sorted(names.union(*(index.names for index in other)))
     lookup = {name: k for k, name in enumerate(known)}.__getitem__
   return np.concatenate([np.array([lookup(n) for n in i.names], np.int32)[i.codes] for i in found]), known
 
@@ -181,14 +173,3 @@ def _class_names(path: str, largest: int) -> Sequence[str]:
   if len(names) <= largest:
     raise ValueError(f'{file} has {len(names)} names, but labels reach {largest}: name each class, or remove it')
   return names
-
-
-def _names_of_other(data: Mapping[str, Any], split: str) -> set[str]:
-  """The class names of the other split, if it exists."""
-  if data['train_split'] == data['test_split']:
-    return set()
-  try:
-    files = shards.find(data, split, '.tar')
-  except ValueError:
-    return set()
-  return {name for index in _indices(files) for name in index.names}

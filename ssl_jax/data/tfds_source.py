@@ -1,7 +1,6 @@
 """Images from tfds datasets prepared as array_record files. Reading them needs neither TensorFlow nor a network."""
 
 import functools
-import io
 import os
 import pathlib
 import re
@@ -33,9 +32,11 @@ class Tfds(sources.Source):
     if self._labels is None and self._has_labels:
       values = np.empty(len(self), np.int32)
       for start in range(0, len(self), sources.BULK):
-        examples = self._examples(range(start, min(start + sources.BULK, len(self))))
-        values[start : start + sources.BULK] = [example['label'].int64_list.value[0] for example in examples]
-      self._labels, self._has_labels = values, bool((values >= 0).all())  # the labels of an unlabeled split are -1
+        examples = self._readable(range(start, min(start + sources.BULK, len(self))))
+        values[start : start + sources.BULK] = [_label(example) for example in examples]
+      if negative := int((values < 0).sum()):  # the labels of an unlabeled split are -1
+        sources.without_labels(negative, len(values))
+      self._labels, self._has_labels = values, not negative
     return self._labels if self._has_labels else None
 
   @labels.setter
@@ -43,10 +44,10 @@ class Tfds(sources.Source):
     self._labels = values
 
   def open(self, positions: Sequence[int] | np.ndarray) -> list[Callable[[], Image.Image]]:
-    return [
-      functools.partial(Image.open, io.BytesIO(example['image'].bytes_list.value[0]))
-      for example in self._examples(positions)
-    ]
+    try:
+      return [functools.partial(_image, example) for example in self._examples(positions)]
+    except OSError:  # one by one, so that only a damaged record raises an error
+      return [functools.partial(self._open, k) for k in positions]
 
   def where(self, position: int) -> str:
     return f'record {self.items[position]} of {self._split}'
@@ -54,7 +55,7 @@ class Tfds(sources.Source):
   def labels_of(self, positions: np.ndarray) -> np.ndarray | None:
     if self._labels is not None or not self._has_labels:
       return super().labels_of(positions)
-    return np.array([example['label'].int64_list.value[0] for example in self._examples(positions)])
+    return np.array([_label(example) for example in self._readable(positions)])
 
   def fingerprint(self) -> str:
     stored = (f'{file}\0{sources.stamp(file)}\0{skip}\0{take}' for file, skip, take in self._files)
@@ -66,7 +67,7 @@ class Tfds(sources.Source):
       return None
     found = []
     for start in range(0, len(self), sources.BULK):
-      for example in self._examples(range(start, min(start + sources.BULK, len(self)))):
+      for example in self._readable(range(start, min(start + sources.BULK, len(self)))):
         found.append([self.label_names[k] for k in sorted(set(example['labels'].int64_list.value))])
     return found
 
@@ -75,12 +76,40 @@ class Tfds(sources.Source):
     stored = [(file, skip + k) for file, skip, count in self._files for k in range(count)]
     return [stored[k] for k in self.items]
 
+  def _open(self, position: int) -> Image.Image:
+    return _image(self._examples([position])[0])
+
+  def _readable(self, positions: Sequence[int] | np.ndarray) -> list[Mapping[str, Any]]:
+    """The examples at these positions. With broken='skip', a damaged one is empty."""
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    try:
+      return self._examples(positions)
+    except OSError as error:
+      if len(positions) > 1:
+        return [example for k in positions for example in self._readable([k])]
+      self._note_broken(int(positions[0]), error, 'is not a readable record')
+      return [tf_example_pb2.Example().features.feature]
+
   def _examples(self, positions: Sequence[int] | np.ndarray) -> list[Mapping[str, Any]]:
+    """The examples at these positions. Raises an OSError if any is damaged."""
     # Raw records and Pillow take 7 s for the 50,000 images of CIFAR. Decoding by tfds takes 27 s.
     from tensorflow_datasets.proto import tf_example_pb2
 
-    records = self._records.__getitems__(self.items[positions].tolist())
+    try:
+      records = self._records.__getitems__(self.items[positions].tolist())
+    except RuntimeError as error:  # from array_record
+      raise OSError(f'damaged: {sources.one_line(error)}') from error
     return [tf_example_pb2.Example.FromString(record).features.feature for record in records]
+
+
+def _image(example: Mapping[str, Any]) -> Image.Image:
+  return sources.open_image(example['image'].bytes_list.value[0])
+
+
+def _label(example: Mapping[str, Any]) -> int:
+  """The label of an example; 0 for an empty one, which is not used."""
+  return int(example['label'].int64_list.value[0]) if example else 0
 
 
 def data_dir(path: str) -> pathlib.Path:

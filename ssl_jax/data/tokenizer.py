@@ -42,6 +42,7 @@ class Tokenizer(Vocabulary):
       raise ValueError(f"data.vocabulary = {self.where!r} needs tokenizers: pip install -e '.[text]'") from None
     try:
       rules = tokenizers.Tokenizer.from_str(self.text)
+      rules.encode('a')  # fails if a piece that the rules need is missing
     except Exception as error:  # the library raises nothing more specific
       reason = ' '.join(str(error).split())
       raise ValueError(f'data.vocabulary = {self.where!r} is not a tokenizer.json ({reason}): give another') from error

@@ -97,12 +97,15 @@ def evaluate_features(path: str, workdir: str, choices: Mapping) -> dict:
     if key not in stored:
       raise ValueError(f'eval.file = {str(path)!r} has no {key}: give {", ".join(KEYS)}')
   train, train_labels, test, test_labels = (stored[key] for key in KEYS)
+  for key in ('train_features', 'test_features'):
+    if (dtype := stored[key].dtype).kind not in 'biuf':
+      raise ValueError(f'eval.file = {str(path)!r} has {key} of dtype {dtype}: store real numbers, such as float32')
   train_name, test_name = 'eval.file: train_features', 'eval.file: test_features'
   check.same_width(test_name, check.features(test_name, test), train_name, check.features(train_name, train))
+  labels = from_features.Labels(train_labels, test_labels).checked(len(train), len(test))
   workdir = files.writable(workdir)
   spaces = {choices['features']: from_features.Space(train, test)}
-  labels = from_features.Labels(train_labels, test_labels)
-  choices = {**choices, 'k': chosen_k(choices, train_labels, 'features')}
+  choices = {**choices, 'k': chosen_k(choices, labels.train, 'features')}
   numbers, arrays = from_features.evaluate_features(spaces, labels, choices)
   results = {'file': file.name, **numbers}
   metric_log.write_evaluation(workdir, results, arrays, file.name)

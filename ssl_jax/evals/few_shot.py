@@ -263,6 +263,8 @@ def choose(
 ) -> Chosen:
   """The hyperparameters that are best on the held-out shots. A candidate that diverges scores 0."""
   out = held_out(targets, protocol.held_out)
+  if out.all():
+    raise ValueError(f'held_out = {protocol.held_out:g} leaves no image to train on: give two or more images per class')
 
   def score(candidates):
     settings: dict[str, Any] = dict(epochs=protocol.search_epochs, batch=protocol.batch, seed=seed)

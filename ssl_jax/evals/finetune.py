@@ -36,7 +36,7 @@ class FineTuning(linear.Protocol):
 
 
 # DySTreSS A.2. Momentum 0.9, no weight decay, and a softmax also for two classes are our choices.
-FULL = FineTuning('DySTreSS A.2', 'sgd', 0.1, 128, 50, (30, 40), 0.1)
+FULL = FineTuning('DySTreSS A.2', 'sgd', 0.1, 128, 50, (30, 40), 0.1, scale='none')
 
 # The labels that are used: all (None), a fraction of each class, or a number per class.
 LABELS = {'all': None, '10%': 0.1, '1%': 0.01, '5-shot': 5}
@@ -79,24 +79,29 @@ def require_weights(weights: Sequence[float], classes: int) -> None:
   require('eval.class_weights', tuple(weights), holds, f'one number for each of the {classes} classes, or ()')
 
 
-def _crops_and_flips(config: ConfigDict, on_device: bool) -> Callable:
-  """The run's augmentation, reduced to crops and flips. The host crops images that are not on the device."""
+def _plain(config: ConfigDict) -> ConfigDict:
+  """The config of the run, with its augmentation reduced to crops of `data.image_size` and flips."""
   plain = ConfigDict(config.to_dict())
   plain.augment.update({name: 0.0 for name in ALL_BUT_CROP_AND_FLIP})
   if 'size' in plain.augment:
     del plain.augment['size']
   plain.augment_other = {}
-  return image_views(plain, on_device).training[0]
+  return plain
 
 
-def evaluate(run: Run, state: State, extracted: np.ndarray) -> dict:
-  """Runs the training selected by `eval.finetune`: {'finetune': percent, ...}. `extracted` is as in `finetune`."""
+def _crops_and_flips(config: ConfigDict, on_device: bool) -> Callable:
+  """The augmentation of `_plain`. The host crops images that are not on the device."""
+  return image_views(_plain(config), on_device).training[0]
+
+
+def evaluate(run: Run, state: State) -> dict:
+  """Runs the training selected by `eval.finetune`: {'finetune': percent, ...}. The state is on the host."""
   choice = run.config.eval
   frozen, labels = parse(choice.finetune)
-  settings = dict(labels=labels, seeds=choice.seeds)
+  settings = dict(labels=labels, frozen=frozen, seeds=choice.seeds)
   if frozen:
     protocol = linear.PROTOCOLS.get(choice.linear, linear.PROTOCOLS[FROZEN_PROTOCOL])
-    settings |= dict(protocol=protocol, extracted=extracted)
+    settings |= dict(protocol=protocol)
   else:
     changes = dict(learning_rate=choice.finetune_learning_rate, class_weights=tuple(choice.class_weights))
     settings |= dict(protocol=dataclasses.replace(FULL, **changes))
@@ -164,7 +169,7 @@ def finetune(
   *,
   labels: str = 'all',
   protocol: linear.Protocol = FULL,
-  extracted: np.ndarray | None = None,
+  frozen: bool = False,
   seeds: Sequence[int] = (0,),
 ) -> dict:
   """Trains a classifier on a run's encoder, fine-tuned or frozen, and tests it. The state is on the host.
@@ -172,9 +177,9 @@ def finetune(
   Args:
     labels: one of `LABELS`.
     protocol: optimizer, learning rate, batch size and epochs; those of linear classifiers are in `linear.PROTOCOLS`.
-    extracted: backbone features of the training images, in order. If given, the encoder is frozen and only the linear
-      classifier is trained, without class weights. Its inputs are centered and scaled as in `linear`, with the
-      statistics of these features. If None, the encoder is trained too, with class weights.
+    frozen: whether only the linear classifier is trained, without class weights. Its inputs are centered and scaled as
+      in `linear`, with the statistics of the images whose labels are used. Otherwise, the encoder is trained too, with
+      class weights.
     seeds: for the choice of labels, the initial classifier, the order of images and the augmentation.
 
   Returns:
@@ -184,24 +189,23 @@ def finetune(
   train_labels = check.labels('training labels', run.eval_train.labels, len(run.eval_train))
   test_labels = check.labels('test labels', run.eval_test.labels, len(run.eval_test))
   check.seen('test labels', test_labels, 'training labels', train_labels)
-  found = [_one_seed(run, state, train_labels, labels, protocol, extracted, int(seed)) for seed in seeds]
+  found = [_one_seed(run, state, train_labels, labels, protocol, frozen, int(seed)) for seed in seeds]
   top1, top5 = ([percent(before) for before in hits] for hits in zip(*found, strict=True))
   mean, std = mean_and_spread(top1)
   images = len(chosen_labels(train_labels, labels, int(seeds[0])))
-  settings = {'labels': labels, 'frozen': extracted is not None, 'seeds': [int(seed) for seed in seeds]}
+  settings = {'labels': labels, 'frozen': frozen, 'seeds': [int(seed) for seed in seeds]}
   settings |= {'images': images, 'classes': int(train_labels.max()) + 1, 'encoder': run.config.model.name}
   settings |= dataclasses.asdict(protocol)
   return {'top1': mean, 'top1_std': std, 'top1_seeds': top1, 'top5': mean_and_spread(top5)[0], **settings}
 
 
-def _one_seed(run: Run, state: State, train_labels, which, protocol, extracted, seed) -> tuple[np.ndarray, np.ndarray]:
+def _one_seed(run: Run, state: State, train_labels, which, protocol, frozen, seed) -> tuple[np.ndarray, np.ndarray]:
   """Whether each test image is classified correctly, by top-1 and by top-5.  -> bool [m], bool [m]"""
   config, devices = run.config, run.devices
   chosen = chosen_labels(train_labels, which, seed)
   classes = int(train_labels.max()) + 1
   source, labels = run.eval_train.subset(chosen), train_labels[chosen]
-  extracted = extracted if extracted is None else extracted[chosen]
-  model, fitted = _fit(run, state, source, labels, classes, protocol, extracted, seed)
+  model, fitted = _fit(run, state, source, labels, classes, protocol, frozen, seed)
 
   def predict(params, stats, images, positions):
     del positions
@@ -215,7 +219,7 @@ def _one_seed(run: Run, state: State, train_labels, which, protocol, extracted, 
   return before < 1, before < 5
 
 
-def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, seed) -> tuple[_Classifier, dict]:
+def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed) -> tuple[_Classifier, dict]:
   """Trains a classifier. Returns it and its state (parameters, running statistics, ...) on the devices."""
   config, devices = run.config, run.devices
   in_memory = source.ready(stored_size(config)) and fits(config, source)
@@ -223,8 +227,7 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, s
   evaluated, statistics = state.evaluated
   encoder, stats = evaluated['network']['encoder'], statistics.get('encoder', {})
   width = _width(run, encoder, stats)
-  frozen = extracted is not None
-  moments = linear.moments(extracted, scale=protocol.scale) if frozen else (np.zeros(width), np.ones(()))
+  moments = _moments(run, state, source, protocol.scale) if frozen else (np.zeros(width), np.ones(()))
   model = _Classifier(run, frozen, *(np.asarray(x, np.float32) for x in moments))
   head = {'kernel': linear.initial_kernels([seed], width, classes)[0], 'bias': np.zeros(classes, np.float32)}
   params = {'encoder': encoder, 'head': head}
@@ -248,6 +251,15 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, extracted, s
     for epoch, rate in enumerate(rates):
       fitted = train(fitted | dict(learning_rate=devices.replicate(np.float32(rate))), epoch)
   return model, fitted
+
+
+def _moments(run: Run, state: State, source, scale: str) -> tuple[jax.Array, jax.Array]:
+  """`linear.moments` of the backbone features of a source. `eval.flip` and `eval.patches` have no effect."""
+  apply = features.extractor(run.method.features, run.views.shown, run.devices, ('backbone',))
+  sizes = dict(size=features.image_size(run.config), batch_size=run.config.eval.batch_size)
+  params, stats = run.devices.replicate(state.evaluated)
+  found, _ = features.extract(apply, run.devices, params, stats, source, **sizes)
+  return linear.moments(found['backbone'], scale=scale)
 
 
 def _in_turn(call, ahead: int = 2):
@@ -291,7 +303,7 @@ def _host_epochs(run: Run, source, update, batch, epochs, seed):
   """Like `_device_epochs`, for images that the host decodes and crops a few batches ahead."""
   devices, steps = run.devices, len(source) // batch
   one = _in_turn(devices.map(update, replicated=1, sharded=2, donate=(0,)))
-  host = host_batches(run.config, source, seed, batch, views=1, total_steps=epochs * steps)
+  host = host_batches(_plain(run.config), source, seed, batch, views=1, total_steps=epochs * steps)
   with contextlib.closing(host):
     ahead = pipeline.prefetch(host, lambda read: devices.shard((read['images'][0][:, 0], read['index'])))
 

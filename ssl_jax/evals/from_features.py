@@ -75,15 +75,13 @@ class Labels:
 def accuracies(space: Space, labels: Labels, settings: Mapping) -> tuple[dict, dict]:
   """kNN for each k, and the linear classifier.  -> {'knn200': percent, ...}, {'knn200': predicted classes [m], ...}"""
   numbers: dict[str, Any] = {}
-  predictions = {}
+  predictions: dict[str, np.ndarray] = {}
   topk = (1, 5) if len(np.unique(labels.train)) > 5 else (1,)
   if settings['k']:
     votes = dict(k=settings['k'], vote=settings['vote'], temperature=settings['temperature'])
-    for k, scores in knn.classify(space.train, labels.train, space.test, **votes).items():
-      for top in topk:
-        hit = knn.hits(scores, labels.test, top)
-        numbers[f'knn{k}' + (f'_top{top}' if top > 1 else '')] = scoring.percent(hit)
-      predictions[f'knn{k}'] = scores.argmax(axis=1)
+    scores = knn.classify(space.train, labels.train, space.test, **votes)
+    numbers |= knn.percentages(scores, labels.test, topk)
+    predictions |= {f'knn{k}': x.argmax(axis=1) for k, x in scores.items()}
     if settings['whiten']:
       numbers |= knn.white_accuracy(space.train, labels.train, space.test, labels.test, **votes)
   if name := settings['linear']:

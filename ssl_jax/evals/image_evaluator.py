@@ -37,8 +37,9 @@ class ImageEvaluator:
     for split, source in self.sources.items():
       if source.labels is None:
         raise ValueError(
-          f'{names[split]} of data.name = {run.eval_data["name"]!r} has no labels, and kNN needs them: name a labelled '
-          f'split with --config.eval.data.{split}_split, or train without kNN with --config.eval.k=() in quotes'
+          f'{names[split]} of data.name = {run.eval_data["name"]!r} has no labels, and evaluations need them: give '
+          f'labeled images with --config.eval.data.path or .{split}_split, or train without evaluations with '
+          "'--config.eval.k=()'"
         )
       labels[split] = check.labels(names[split], source.labels, len(source))
     missing, imbalance = np.setdiff1d(labels['test'], labels['train']), run.config.imbalance.name
@@ -132,7 +133,7 @@ class ImageEvaluator:
     arrays |= self.neighbours()
     if choice.finetune:
       say(f'training on labels ({choice.finetune})')
-      numbers |= finetune.evaluate(run, state, spaces['backbone'].train)
+      numbers |= finetune.evaluate(run, state)
     results = {
       'step': int(state.step),
       'epoch': run.epoch(int(state.step)),
@@ -191,21 +192,22 @@ class ImageEvaluator:
     def extract(name, apply, source, size, batch_size):
       sizes = dict(size=size, batch_size=batch_size)
       found, labels = features.extract(apply, self.run.devices, params, stats, source, **sizes)
-      assert labels is not None
-      arrays.update({f'{name}_{layer}': x for layer, x in found.items()} | {f'{name}_labels': labels})
-      arrays[f'{name}_skipped'] = np.array(sorted(source.skipped), np.int64)
+      arrays.update({f'{name}_{layer}': x for layer, x in found.items()})
+      return labels
 
     for name, source in self.sources.items():
-      extract(name, self._apply(layers), source, features.image_size(config), config.eval.batch_size)
+      size, batch_size = features.image_size(config), config.eval.batch_size
+      arrays[f'{name}_labels'] = extract(name, self._apply(layers), source, size, batch_size)
+      arrays[f'{name}_skipped'] = np.array(sorted(source.skipped), np.int64)
     if views:  # after both splits, whose unreadable images are then known
       size, few = stored_size(config), config.eval.batch_size // config.eval.views
-      extract('views', self._view, self._view_source, size, few)
+      arrays['views_labels'] = extract('views', self._view, self._view_source, size, few)
       # Random keys depend on the position: an image and its partner get the same augmentations.
       labels = self._view_source.labels
       assert labels is not None
       partners = metrics.same_label_partners(labels, np.random.default_rng(config.seed))
       extract('partners', self._view, self._view_source.subset(partners), size, few)
-      extract('bank', self._one_view, self._bank_source, size, config.eval.batch_size)
+      arrays['bank_labels'] = extract('bank', self._one_view, self._bank_source, size, config.eval.batch_size)
     return arrays
 
   @functools.cached_property

@@ -64,6 +64,7 @@ class ImageTextEvaluator:
     if self.names:
       labels = from_features.Labels(details['labels'], details['labels'], names=self.names)
       detail, confused = from_features.by_class({'zero_shot': details['predicted']}, labels)
+      del detail['classes']['train']  # zero-shot classification has no training images
       results['classes'] = {**detail['classes'], **numbers.get('classes', {})}
       results['classes'] |= {key: x for key, x in detail['classes'].items() if key.startswith('zero_shot')}
       arrays |= confused
@@ -95,7 +96,7 @@ class ImageTextEvaluator:
     images, labels = features.extract(self._see, self.run.devices, *state.evaluated, self.test, **sizes)
     if self.names:
       assert labels is not None
-      lines = [template.format(name) for name in self.names for template in self.templates]
+      lines = [template.replace('{}', name) for name in self.names for template in self.templates]
       weights = prompts.classifier(self._text(state, lines)['projector'], len(self.names))
       logits = prompts.unit(images['projector']) @ weights.T
       before = scoring.classes_before(logits, labels)

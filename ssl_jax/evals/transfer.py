@@ -2,7 +2,7 @@
 
 Each dataset is evaluated by fine-tuning and by linear probing, with the protocol of `few_shot`, its own metric, and
 several draws of the shots. After each evaluation, the results are written to transfer.json and transfer.md in the
-workdir. Results that are already there are not recomputed.
+workdir. Results of the same weights that are already there are not recomputed.
 """
 
 import dataclasses
@@ -165,20 +165,22 @@ class Encoder:
     return modality_of(self.config).views(self.config, on_device=True).shown
 
   def logits(self, model: few_shot.Model, variables: Any, source: sources.Source) -> np.ndarray:
-    """The logits of an image classifier for all images of a source."""
+    """The logits of an image classifier for all readable images of a source."""
     apply = lambda params, stats, images: model.apply(_both(params, stats), images, False)[0]
-    return self._extract(apply, variables)(source)
+    return self._extract(apply, variables, source)
 
   def features(self, source: sources.Source) -> np.ndarray:
-    """Features [n, d] of all images of a source."""
+    """Features [n, d] of all readable images of a source."""
     apply = lambda params, stats, images: self.module.apply(_both(params, stats), jax.vmap(self.shown)(images), False)
-    return self._extract(apply, self.variables)(source)
+    return self._extract(apply, self.variables, source)
 
   def images(self, source: sources.Source) -> np.ndarray:
-    """uint8 [n, size, size, 3]"""
-    return features.squares(source, np.arange(len(source)), features.image_size(self.config))[0]
+    """All readable images of a source, uint8 [n, size, size, 3]."""
+    wanted = np.arange(len(source))
+    images, found = features.squares(source, wanted, features.image_size(self.config))
+    return images[found == wanted]  # without the images that replace broken ones
 
-  def _extract(self, apply: Callable, variables: Any) -> Callable[[sources.Source], np.ndarray]:
+  def _extract(self, apply: Callable, variables: Any, source: sources.Source) -> np.ndarray:
     mapped = self.devices.map(
       lambda params, stats, images, positions: {'found': apply(params, stats, images)},
       replicated=2,
@@ -187,7 +189,7 @@ class Encoder:
     )
     weights = self.devices.replicate((variables['params'], variables.get('batch_stats', {})))
     sizes: dict[str, Any] = dict(size=features.image_size(self.config), batch_size=self.config.eval.batch_size)
-    return lambda source: features.extract(mapped, self.devices, weights[0], weights[1], source, **sizes)[0]['found']
+    return features.extract(mapped, self.devices, weights[0], weights[1], source, **sizes)[0]['found']
 
 
 def _both(params: Any, stats: Any) -> dict[str, Any]:
@@ -196,7 +198,7 @@ def _both(params: Any, stats: Any) -> dict[str, Any]:
 
 def encoder_of(config: ConfigDict, workdir: pathlib.Path) -> Encoder:
   """The encoder of a workdir's newest checkpoint or, without one, of the weights that `init` names."""
-  if modality_of(config).name != 'images':
+  if modality_of(config).encoded != 'images':
     raise ValueError(f'model.name = {config.model.name!r} encodes sentences: --mode=transfer is for images')
   module = models.create(dtype=jnp.dtype(config.dtype), **config.model)
   devices = Devices.choose(config.parallel.map, config.parallel.devices)
@@ -239,9 +241,13 @@ def transfer(
   encoder, opened = encoder_of(config, path), {target.name: open_set(target) for target in targets}
   seeds = tuple(int(seed) for seed in config.eval.seeds) if len(config.eval.seeds) > 1 else SEEDS
   file, begin = path / 'transfer.json', time.monotonic()
-  results: dict[str, Any] = {'sets': {}}
+  results: dict[str, Any] = {'weights': _weights(encoder), 'sets': {}}
   if file.exists():
-    results = files.read_json(file)
+    stored = files.read_json(file)
+    files.check_types(file, stored, {'sets': dict}, ['sets'])
+    files.check_types(file, stored['sets'], dict.fromkeys(stored['sets'], dict))
+    if stored.get('weights') == results['weights']:  # results of other weights are replaced
+      results = stored
   for place, target in enumerate(targets, start=1):
     settings = _settings(encoder, target, protocol, seeds)
     entry: dict[str, Any] = results['sets'].get(target.name, {})
@@ -262,9 +268,18 @@ def transfer(
   return results
 
 
+def _weights(encoder: Encoder) -> str:
+  """A hash of the encoder, its weights and the size and normalization of its inputs."""
+  config = encoder.config.to_dict()
+  known = {key: config[key] for key in ('model', 'dtype', 'augment')} | {'image_size': config['data']['image_size']}
+  return features.digest(known, encoder.variables)
+
+
 def _settings(encoder: Encoder, target: Target, protocol: few_shot.Protocol, seeds: Sequence[int]) -> dict[str, Any]:
-  """Everything that a result depends on, with JSON types."""
+  """Everything that a result depends on besides `_weights`, with JSON types."""
   data = {key: target.data[key] for key in ('source', 'name', 'train_split', 'test_split', 'held_out')}
+  if target.data['source'] == 'folder':
+    data['path'] = str(pathlib.Path(target.data['path']).expanduser().absolute())
   known = {'step': encoder.step, 'init': encoder.config.init if not encoder.step else '', 'seeds': list(seeds)}
   known |= {'metric': target.metric, 'crop': encoder.config.eval.crop, 'data': data}
   return json.loads(json.dumps({**known, 'protocol': dataclasses.asdict(protocol)}))
@@ -295,7 +310,7 @@ def _evaluate(
 def _fits(
   encoder: Encoder, data: Opened, metric: Callable, kind: str, protocol: few_shot.Protocol, seeds: Sequence[int]
 ) -> Iterator[tuple[int, few_shot.Chosen, np.ndarray]]:
-  """Yields (seed, chosen hyperparameters, logits of all test images)."""
+  """Yields (seed, chosen hyperparameters, logits of all readable test images)."""
   several = data.train_targets.ndim == 2
   test = encoder.features(data.test) if kind == 'linear' else None
   width = jax.eval_shape(
@@ -307,8 +322,9 @@ def _fits(
     model = few_shot.on_encoder(encoder.module, encoder.variables, encoder.shown, width, data.classes, several)
   for seed in seeds:
     rows = few_shot.draw(data.train_targets, protocol.shots, seed)
-    source, targets = data.train.subset(rows), data.train_targets[rows]
+    source = data.train.subset(rows)
     inputs = encoder.features(source) if kind == 'linear' else encoder.images(source)
+    targets = data.train_targets[rows][source.readable()]
     found = few_shot.choose(model, inputs, targets, metric, protocol, seed)
     settings: dict[str, Any] = dict(epochs=protocol.epochs, batch=protocol.batch, seed=seed)
     (fitted,) = few_shot.train(model, inputs, targets, [(found.learning_rate, found.weight_decay)], **settings)

@@ -69,16 +69,8 @@ class ContrastiveLoss(Protocol):
 CONTRASTIVE: dict[str, ContrastiveLoss] = {}  # every contrastive loss by name
 
 
-def contrastive_loss(
-  *,
-  no_temperature: str = '',
-  cosine_only: str = '',
-  separable: bool = False,
-  inverse_temperature: str = '',
-  learned: tuple[str, ...] = (),
-  streamed: bool = False,
-) -> Callable[[Callable[..., jax.Array]], ContrastiveLoss]:
-  """A decorator for contrastive losses that declares their `Properties`.
+def contrastive_loss(**properties: Any) -> Callable[[Callable[..., jax.Array]], ContrastiveLoss]:
+  """A decorator for contrastive losses. Its arguments are the fields of their `Properties`.
 
   The decorated function receives float32 `pos` `[Q, K]` and `neg` `[Q, M]`, and a full `where` `[Q, M]`. If the caller
   passes `pairs.NegativeBlocks`, a `streamed` loss receives a `Stream` as `neg`, with `where` None. Any other loss is
@@ -92,9 +84,11 @@ def contrastive_loss(
   [-0.5] margin_free
   """
 
+  declared = Properties(**properties)
+
   def decorate(function: Callable[..., jax.Array]) -> ContrastiveLoss:
-    loss: Any = _with_checks(function, streamed)
-    loss.properties = Properties(no_temperature, cosine_only, separable, inverse_temperature, learned, streamed)
+    loss: Any = _with_checks(function, declared.streamed)
+    loss.properties = declared
     CONTRASTIVE[function.__name__] = loss
     return loss
 
@@ -205,15 +199,15 @@ class Loss:
     return not self.properties.no_temperature
 
   def parameter(self, name: str) -> Any:
-    """The value of a parameter, or its default if it is not set; None if the loss has no such parameter.
+    """The value of a parameter, or its default if it is not set; None if there is neither.
 
     >>> from ssl_jax import losses
     >>> loss = Loss(losses.cacr, dict(t_neg=0.9))
     >>> loss.parameter('t_neg'), loss.parameter('t_pos'), loss.parameter('alpha')
     (0.9, 1.0, None)
     """
-    known = arguments(self.function)
-    return self.parameters.get(name, known[name].default) if name in known else None
+    known = {key: p.default for key, p in arguments(self.function).items() if p.default is not p.empty}
+    return {**known, **self.parameters}.get(name)
 
   def init(self) -> dict[str, jax.Array]:
     """The initial values of the learned parameters; {} for most losses.

@@ -248,7 +248,7 @@ def hard_negative(
   log_expected = (logsumexp((1 + beta) * n, where) - logsumexp(beta * n, where))[:, None]
   # log(E - tau_plus e^p) if that is positive; otherwise the floor applies.
   difference = jnp.log(jnp.asarray(tau_plus, p.dtype)) + p - log_expected
-  less = difference < -1e-30  # closer to 0, the derivative is not finite
+  less = ~(difference >= -1e-30)  # closer to 0, the derivative is not finite; NaN is kept
   debiased = log_expected + jnp.log(-jnp.expm1(jnp.where(less, difference, -1))) - jnp.log1p(-tau_plus)
   floor = scale(jnp.full_like(p, -1), temperature)
   log_count = jnp.log(jnp.maximum(count(neg, where), 1).astype(p.dtype))[:, None]
@@ -346,7 +346,8 @@ def _hardest(neg: jax.Array, where: jax.Array | None, fraction: float) -> tuple[
   require('fraction', fraction, lambda x: 0 < x <= 1, 'in (0, 1]')
   assert where is not None  # set by `contrastive_loss`
   # How many of 0, 1, ..., M negatives to keep. In float64, 0.07 · 100 is slightly above 7, but its ceil must be 7.
-  sizes = np.ceil(fraction * np.arange(neg.shape[1] + 1) - 1e-9).astype(np.int32)
+  numbers = np.arange(neg.shape[1] + 1)
+  sizes = np.minimum(np.maximum(np.ceil(fraction * numbers - 1e-9), 1), numbers).astype(np.int32)
   _, index = jax.lax.top_k(masked(jax.lax.stop_gradient(neg), where), int(sizes[-1]))
   size = jnp.asarray(sizes)[jnp.sum(where, axis=1)]
   return jnp.take_along_axis(neg, index, axis=1), jnp.arange(sizes[-1])[None] < size[:, None]

@@ -78,7 +78,9 @@ def cacr(
 
 
 @contrastive_loss(
-  no_temperature='t_pos and t_neg take its place', cosine_only='it takes 2 - 2s for the squared distance'
+  no_temperature='t_pos and t_neg take its place',
+  cosine_only='it takes 2 - 2s for the squared distance',
+  streamed=True,
 )
 def cacr_margin(
   pos: jax.Array,

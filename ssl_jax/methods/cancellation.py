@@ -17,16 +17,16 @@ from ssl_jax.registry import prefix
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FNC(Momentum):
-  """Each view is contrasted with the keys of all views of this batch and of earlier ones, except false negatives.
+  """Each view is contrasted with the keys of all views of this batch and of earlier ones.
 
   Keys come from the momentum encoder. The score of another image's key is its largest cosine similarity to the keys of
   the query image's own views (its support). The `top` keys by score, if above `threshold`, are false negatives: the
-  loss `fnc` attracts or ignores them. Small crops are used as queries only.
+  loss `fnc` attracts them or leaves them out. Small crops are used as queries only.
 
   Attributes:
-    queue: the number of keys from earlier batches, a multiple of batch_size; 0 for none. At each step, the keys of the
-      first views enter the queue, as many as fit. The authors' memory of 16 batches of keys is a queue of 6 batches,
-      plus the 10 views of the current batch.
+    queue: the number of keys from earlier batches, 0 for none: a multiple of views · batch_size, or a smaller multiple
+      of batch_size. At each step, the keys of the first views enter the queue, as many as fit. The authors' memory of
+      16 batches of keys is a queue of 6 batches, plus the 10 views of the current batch.
     top, threshold: determine which keys are false negatives.
   """
 
@@ -40,6 +40,9 @@ class FNC(Momentum):
     super().__post_init__()
     if self.queue:
       check_queue(self.queue, self.plan.batch_size)
+      if self.queue % (entering := self._queued * self.plan.batch_size):
+        fix = f'give a multiple of views · batch_size = {entering}, or a smaller multiple of batch_size'
+        raise ValueError(f'method.queue = {self.queue} does not hold whole batches of keys: {fix}')
     with prefix('method'):  # `false_negatives` checks its arguments
       one = jnp.zeros((1, 1))
       jax.eval_shape(lambda: losses.false_negatives(one, one > 0, top=self.top, threshold=self.threshold))
@@ -52,11 +55,8 @@ class FNC(Momentum):
   def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     params, batch_stats, extra = super().init(key, images)
     if self.queue:
-      count = self._queued * self.plan.batch_size
-      if self.queue % count:
-        raise ValueError(f'method.queue = {self.queue} must be a multiple of views · batch_size = {count}, or less')
       shape = (self.queue, self.width(params, batch_stats, images))
-      extra = {**extra, **new_queue(jax.random.fold_in(key, 1), shape, count)}
+      extra = {**extra, **new_queue(jax.random.fold_in(key, 1), shape, self._queued * self.plan.batch_size)}
     return params, batch_stats, extra
 
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:
@@ -86,6 +86,5 @@ class FNC(Momentum):
 
   def _where(self, batch: int, total: int) -> jax.Array:
     """Which keys belong to other images than the query.  -> bool [B, V·N + queue]"""
-    first = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name) * batch
-    apart = (first + jnp.arange(batch))[:, None] != jnp.arange(total)[None, :]
+    apart = pairs.not_own(batch, total, self.axis_name, least=1)
     return jnp.concatenate([jnp.tile(apart, (1, self.plan.views)), jnp.ones((batch, self.queue), bool)], axis=1)

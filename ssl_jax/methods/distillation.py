@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ssl_jax import losses, temperature
 from ssl_jax.methods.momentum import Momentum
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, mean, require_epochs, require_momentum
-from ssl_jax.registry import is_mapping, prefix, require
+from ssl_jax.registry import prefix, require
 
 
 def directions(views: int, targets: int) -> list[tuple[int, int]]:
@@ -95,20 +95,18 @@ class DINO(Momentum):
     with prefix('method'):
       require_momentum(centre_momentum=self.centre_momentum)
       require_epochs(freeze_epochs=self.freeze_epochs)
-      sharp = self.teacher_temperature
-      require('teacher_temperature', sharp, lambda tau: tau is not None, 'a number or a schedule')
-      learned = is_mapping(sharp) and sharp.get('name') == 'learnable'
-      require(
-        'teacher_temperature', sharp, lambda _: not learned, 'a number or a schedule, since a teacher does not learn'
-      )
-    try:
-      self._teacher_temperature(0)
-    except ValueError as error:
-      raise ValueError(f'method.teacher_{error}') from None
+    schedule = self._teacher_schedule()
+    tau = None if schedule.init() else schedule.at({}, 0)
+    require(
+      'method.teacher_temperature',
+      self.teacher_temperature,
+      lambda _: tau is not None and not callable(tau),
+      'a number or a schedule, since a teacher does not learn',
+    )
 
-  def _teacher_temperature(self, step):
+  def _teacher_schedule(self):
     clock: dict[str, Any] = dict(steps_per_epoch=self.plan.steps_per_epoch, total_steps=self.plan.total_steps)
-    return temperature.from_config(self.teacher_temperature, **clock).at({}, step)
+    return temperature.from_config(self.teacher_temperature, **clock, section='method.teacher_temperature')
 
   def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     params, batch_stats, extra = super().init(key, images)
@@ -122,7 +120,7 @@ class DINO(Momentum):
       last = frozen(network['projector']['prototypes'], self.freeze_epochs * self.plan.steps_per_epoch, inputs.step)
       network = {**network, 'projector': {**network['projector'], 'prototypes': last}}
     outputs, stats = self.encode(network, batch_stats, inputs.views)
-    sharp = self._teacher_temperature(inputs.step)
+    sharp = self._teacher_schedule().at({}, inputs.step)
     pairs = directions(len(outputs), len(teacher))
     values = [
       jnp.mean(self.contrast(outputs[v]['projector'], teacher[w], extra['centre'], tau, sharp)) for v, w in pairs

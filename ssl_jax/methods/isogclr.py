@@ -39,6 +39,8 @@ def robust_contrastive(
   Returns:
     The loss, s, and the derivative of the loss with respect to τ, each `[B]`; the last two have no gradient.
   """
+  require('rho', rho, lambda rho: 0 <= rho < math.inf, 'at least 0 and finite')
+  require_momentum(momentum=momentum)
   chex.assert_rank([differences, tau, average, where], [2, 1, 1, 2])
   mean = lambda x: jnp.mean(x, axis=1, where=where)
   exponentials = jnp.exp(jnp.where(where, differences, 0) / tau[:, None])
@@ -70,9 +72,9 @@ class ISogCLR(Method):
   momentum: float = 0.1
 
   def __post_init__(self):
-    with prefix('loss'):
-      rho = getattr(self.contrast, 'keywords', {}).get('rho', 0.0)
-      require('rho', rho, lambda rho: 0 <= rho < math.inf, 'at least 0 and finite')
+    with prefix('loss'):  # `robust_contrastive` checks its arguments
+      one, ones = jnp.zeros((1, 1)), jnp.ones(1)
+      jax.eval_shape(lambda: self.contrast(one, ones, ones, where=one == 0, momentum=0.5))
     with prefix('method'):
       require_momentum(momentum=self.momentum, tau_momentum=self.tau_momentum)
       require('tau_rate', self.tau_rate, lambda rate: 0 <= rate < float('inf'), 'at least 0 and finite')

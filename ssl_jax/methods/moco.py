@@ -36,7 +36,7 @@ def enqueue(extra: dict) -> dict[str, jax.Array]:
 
 
 def check_queue(size: int, batch_size: int) -> None:
-  require('method.queue', size, lambda n: 1 <= n <= 2**31, 'a number of keys, at least 1')
+  require('method.queue', size, lambda n: 1 <= n <= 2**31, 'a number of keys, from 1 to 2^31')
   if size < batch_size or size % batch_size:
     near = max(size // batch_size, 1) * batch_size
     raise ValueError(f'method.queue = {size} must be a multiple of batch_size = {batch_size}: try {near}')

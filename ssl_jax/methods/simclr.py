@@ -24,7 +24,8 @@ class SimCLR(Method):
       all queries (`align_uniform`, and `cacr` with the RBF cost), the logarithm is computed per pair, then averaged.
     block: if above 0, the number of queries per device that are compared with all keys at a time. This saves memory and
       gives the same results.
-    ring: with `block` on several devices, pass keys around a ring instead of gathering them; same results.
+    ring: with `block` on several devices, pass keys around a ring instead of gathering them; same results. Losses that
+      do not only sum over negatives still gather them.
     similarity: 'cosine'; or, on unnormalized embeddings, 'dot' or 'euclidean', the negative distance (Lee 2025,
       Table 1).
     views_apart: encode one view after the other, each as a separate batch for batch norm, as many implementations do.

@@ -48,7 +48,7 @@ def embed(charts: Mapping[str, Chart]) -> str:
   items = [{'docid': 'charts', 'roots': {ids[root]: element for root, element in roots.items()}}]
   items[0]['root_ids'] = list(items[0]['roots'])
   text = json.dumps({'documents': {'charts': content}, 'items': items}, separators=(',', ':'), ensure_ascii=False)
-  text = text.replace(INK, 'currentColor').replace('</', '<\\/')
+  text = text.replace(INK, 'currentColor').replace('<', '\\u003c')
   library = Resources(mode='inline', components=['bokeh']).js_raw[0]
   return f'<script>{library}</script>\n' + SCRIPTS % text
 

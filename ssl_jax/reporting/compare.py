@@ -19,7 +19,7 @@ from ssl_jax.workdir.files import writable
 # Config keys that change the definition of the loss, which makes loss values incomparable.
 OF_LOSS = ('loss.', 'temperature.', 'method.', 'batch_size', 'views')
 # Config keys that change the test images, which makes accuracies incomparable.
-OF_TEST = ('data.name', 'data.file', 'data.classes', 'data.test_split', 'eval.data.')
+OF_TEST = ('data.name', 'data.file', 'data.classes', 'data.test_split', 'data.held_out', 'eval.data.')
 MOST_KEYS = 3  # in a label; if more keys differ, the label is only the folder
 
 

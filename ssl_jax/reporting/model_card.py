@@ -19,7 +19,6 @@ KINDS = {
   'spearman': ('sentence-similarity', 'spearmanr'),
 }
 TAGS = ('jax', 'self-supervised-learning', 'contrastive-learning', 'feature-extraction')
-PARTS = ('_std', '_head', '_middle', '_tail', '_pixels')  # suffixes of numbers that the card leaves out
 
 
 class Card(NamedTuple):
@@ -34,11 +33,10 @@ def read(config: ConfigDict, workdir: pathlib.Path, step: int) -> Card:
   """The card of the checkpoint at `step` of the run with this config. Results of other steps are left out."""
   summary = _content(workdir / 'summary.json', metric_log.SUMMARY | {'command': str | None})
   evaluation = _content(workdir / f'{metric_log.evaluation_name(config.eval.data.name)}.json', {'step': int})
-  found: dict[str, Any] = {}
+  results: dict[str, float] = {}
   for content, key in ((summary, 'steps'), (evaluation, 'step')):
     if content.get(key) == step:
-      found |= progress.accuracies(content)
-  results = {name: x for name, x in found.items() if isinstance(x, float) and not name.endswith(PARTS)}
+      results |= progress.headline(content)
   command = summary.get('command') if summary.get('steps') == step else None
   return Card(results, command or '', _head(config, results))
 

@@ -2,6 +2,7 @@
 
 import html
 import pathlib
+import re
 import string
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -46,6 +47,11 @@ class Figure(NamedTuple):
   drawn: Any  # a `figures.Chart`, a matplotlib figure, or the bytes of a PNG
 
   @property
+  def id(self) -> str:
+    """The name in files and in HTML, where it may only have letters, digits, - and _."""
+    return re.sub(r'[^\w-]+', '-', self.name, flags=re.ASCII)
+
+  @property
   def still(self) -> Any:
     """The static version: a matplotlib figure, or the bytes of a PNG."""
     return figures.chart(self.drawn) if isinstance(self.drawn, figures.Chart) else self.drawn
@@ -75,7 +81,7 @@ def write(folder: pathlib.Path, name: str, title: str, lead: str, sections: Sequ
   Each line of `lead` is a paragraph.
   """
   for part in (part for section in sections for part in section.parts if isinstance(part, Figure)):
-    path = folder / 'figures' / part.name
+    path = folder / 'figures' / part.id
     if isinstance(part.drawn, bytes):
       path.parent.mkdir(exist_ok=True)
       path.with_suffix('.png').write_bytes(part.drawn)
@@ -106,7 +112,7 @@ def _markdown(title, lead, sections) -> str:
         out += [part.caption, f'```text\n{part.text.rstrip()}\n```']
       else:
         suffix = 'png' if isinstance(part.drawn, bytes) else 'svg'
-        out.append(f'![{part.caption}](figures/{part.name}.{suffix})\n\n{part.caption}')
+        out.append(f'![{part.caption}](figures/{part.id}.{suffix})\n\n{part.caption}')
   return '\n\n'.join(filter(None, out)) + '\n'
 
 
@@ -133,15 +139,15 @@ def _page(title, lead, sections) -> str:
   def figure(part):
     caption, wide = html.escape(part.caption), ''
     if isinstance(part.drawn, figures.Chart):
-      picture = f'<div class="chart" id="chart-{part.name}" role="group" aria-label="{caption}"></div>'
+      picture = f'<div class="chart" id="chart-{part.id}" role="group" aria-label="{caption}"></div>'
     elif isinstance(part.drawn, bytes):
       width = figures.width(part.drawn)
       picture = f'<img alt="{caption}" style="max-width:{width}px" src="{figures.data_uri(part.drawn)}">'
       wide = WIDE
     else:
-      picture = figures.inline(figures.svg(part.drawn), part.name, caption)
+      picture = figures.inline(figures.svg(part.drawn), part.id, caption)
       wide = WIDE if part.drawn.get_figwidth() > 6 else ''
-    return f'<figure id="{part.name}"{wide}>{picture}<figcaption>{caption}</figcaption></figure>'
+    return f'<figure id="{part.id}"{wide}>{picture}<figcaption>{caption}</figcaption></figure>'
 
   def listing(part):
     return f'<p>{html.escape(part.caption)}</p><pre>{html.escape(part.text.rstrip())}</pre>'
@@ -161,7 +167,7 @@ def _page(title, lead, sections) -> str:
       text += f'<div class="figures">{"".join(map(figure, drawn))}</div>'
     body.append(f'<section><h2>{html.escape(section.title)}</h2>{text}</section>')
   parts = [part for section in sections for part in section.parts]
-  live = {part.name: part.drawn for part in parts if isinstance(part, Figure) and isinstance(part.drawn, figures.Chart)}
+  live = {part.id: part.drawn for part in parts if isinstance(part, Figure) and isinstance(part.drawn, figures.Chart)}
   return PAGE.substitute(
     title=html.escape(title),
     lead=''.join(f'<p>{html.escape(line)}</p>' for line in lead.splitlines()),

@@ -87,19 +87,16 @@ class FinishedRun:
   @property
   def accuracies(self) -> dict[str, float]:
     """Percentages from the evaluation or, if there is none, from training. The online probe is always from training."""
-    others = ('_pixels', '_loss', '_train')
-    latest = self.summary or {k: v for row in self.rows for k, v in row.items() if not k.endswith(others)}
+    latest = self.summary or {k: v for row in self.rows for k, v in row.items()}
     probe = {k: v for k, v in latest.items() if k == 'online_probe'}
-    found = progress.accuracies({**probe, **(self.evaluation or latest)})
-    others = ('_std', '_head', '_middle', '_tail')
-    return {k: v for k, v in found.items() if isinstance(v, float) and not k.endswith(others)}
+    return progress.headline({**probe, **(self.evaluation or latest)})
 
   @property
   def settings(self) -> dict:
     """The settings behind the numbers: the config, and the settings of the evaluation, which may override it."""
     evaluated = upgrade({'eval': self.evaluation.get('settings', {})})['eval']  # its keys are flat: 'eval.k'
     found = relevant(self.config) | {key: value for key, value in evaluated.items() if key.startswith('eval.')}
-    if found.get('data.source') in ('arrays', 'folder', 'text'):  # a tfds set is identified by its name alone
+    if found.get('data.source', 'tfds') not in ('tfds', 'imagenet', 'embedded'):  # their name identifies them
       found['data.file'] = pathlib.PurePath(self.config['data']['path']).name
     return found
 
@@ -204,9 +201,10 @@ def _headline(run: FinishedRun) -> list[Section]:
       if space == run.evaluation['features'] and key in spaces[space]:
         numbers.append((MEASURES[key][0], _number(space, key, spaces)))
   images = metric_log.examples(run.evaluation) or {}
+  counted = 'sentences' if 'sentences' in run.evaluation else 'images'
   what = 'sentences' if run.config.get('data', {}).get('source') == 'text' else 'images'
   numbers += [
-    (f'{name} {what}', Number(f'images.{name}', images[name], ',d')) for name in ('train', 'test') if name in images
+    (f'{name} {what}', Number(f'{counted}.{name}', images[name], ',d')) for name in ('train', 'test') if name in images
   ]
   text = '' if run.evaluation else f'Not evaluated yet: main.py --mode=evaluate --workdir={run.workdir}'
   return [Section('Headline', text, [Cards(numbers)] if numbers else [])]
@@ -325,16 +323,17 @@ def _classes(run: FinishedRun) -> list[Section]:
   kind, other = kinds[-1], kinds[0]
   order = sorted((c for c, value in enumerate(table[kind]) if value is not None), key=lambda c: table[kind][c])
   columns = list(dict.fromkeys((kind, other)))
+  counted = ['training images'] if 'train' in table else []
   rows = [
     [
       table['names'][c],
       *(Number(f'classes.{name}.{c}', table[name][c], '.1f') for name in columns),
       table[f'{kind}_mistaken_for'][c] or '–',
-      Number(f'classes.train.{c}', table['train'][c], ',d'),
+      *(Number(f'classes.train.{c}', table['train'][c], ',d') for _ in counted),
     ]
     for c in order[:10]
   ]
-  parts: list[Part] = [Table(['class', *(f'{name}, %' for name in columns), 'mistaken for', 'training images'], rows)]
+  parts: list[Part] = [Table(['class', *(f'{name}, %' for name in columns), 'mistaken for', *counted], rows)]
   drawn = figures.class_accuracy([table['names'][c] for c in order], [table[kind][c] for c in order], kind)
   parts.append(Figure('classes', f'Accuracy of the worst classes ({kind}).', drawn))
   parts += _confusions(run, kind)

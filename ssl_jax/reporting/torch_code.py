@@ -3,7 +3,6 @@
 Each function returns code that defines `encoder`, a torch.nn.Module that loads model.safetensors.
 """
 
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -245,4 +244,4 @@ SOURCES: dict[type[Encoder], Callable[[Any, int], str]] = {
 
 def source(encoder: Encoder, size: int) -> str:
   """Python code that defines `encoder` in torch, for inputs of `size` pixels or tokens."""
-  return textwrap.dedent(SOURCES[type(encoder)](encoder, size)).strip()
+  return SOURCES[type(encoder)](encoder, size).strip()

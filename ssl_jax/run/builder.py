@@ -150,7 +150,7 @@ def build(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -> 
     )
   if config.eval.file:
     raise ValueError(f'eval.file = {config.eval.file!r} has features to evaluate, without a run: leave it out here')
-  modality.views(config, on_device=True)
+  views = modality.views(config, on_device=True)
   resolve.eval_data(config)
   parts = methods.parts(config, AXIS)
   if trains:
@@ -161,15 +161,16 @@ def build(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -> 
     modality.check_weights(config)
   source = modality.open(config)
   modality.check_source(config, parts.network, source)
-  run = _assemble(config, modality, devices, source, parts, trains)
+  run = _assemble(config, modality, devices, source, parts, views, trains)
   _check_network(run)
   weights = None
   if starts_from_file:
     weights = torch_weights.load(config.init, run.method.network.encoder, modality.input_size(config))
   train, on_device = modality.place(config, source)
   if len(train) != len(source):  # broken images were left out
-    run = _assemble(config, modality, devices, train, parts, trains)
-  views = modality.views(config, on_device)
+    run = _assemble(config, modality, devices, train, parts, views, trains)
+  if not on_device:
+    views = modality.views(config, on_device=False)
   return dataclasses.replace(run, train=train, on_device=on_device, views=views, initial_weights=weights)
 
 
@@ -179,9 +180,10 @@ def _assemble(
   devices: Devices,
   source: sources.Source,
   parts: methods.Parts,
+  views: Views,
   trains: bool,
 ) -> Run:
-  """The run on a source, which need not be decoded yet. Views and initial weights are placeholders."""
+  """The run on a source, which need not be decoded yet. It has no initial weights."""
   if not len(source):
     raise ValueError(f'data.train_split = {config.data.train_split!r} has no readable image: check data.path')
   if trains and len(source) < config.batch_size:
@@ -206,13 +208,13 @@ def _assemble(
     modality=modality,
     devices=devices,
     train=source,
-    on_device=False,
+    on_device=True,
     method=methods.create(config, examples=len(source), axis_name=AXIS, built=parts, **clock),
     initial_weights=None,
     learning_rate=learning_rate,
     optimizer=optimizers.create(config.optimizer, learning_rate, peak),
     online_probe=online_probe,
-    views=Views([], lambda example: example, None),
+    views=views,
     **clock,
   )
 

@@ -63,7 +63,7 @@ def start(processes: int, cpu_devices: int) -> None:
 
 
 def compile_faster(deterministic: bool) -> None:
-  """Caches compiled programs between runs and disables Triton GEMMs. Call it before the first use of a device.
+  """Caches compiled programs between runs and disables Triton GEMMs. Call it before `start`: XLA reads its flags once.
 
   The cache is in JAX_COMPILATION_CACHE_DIR, or in ~/.cache/ssl_jax. On an H200, autotuning Triton kernels against
   cuBLAS took half of the time before the first step and most of the time of an evaluation, without faster steps. To
@@ -96,7 +96,8 @@ class Devices:
   @classmethod
   def choose(cls, kind: str, count: int) -> 'Devices':
     """All devices, or the first `count` devices if there is only one process."""
-    devices = jax.devices()
+    # A batch is split into one contiguous part per process. On some clusters, ids alternate between processes.
+    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
     if count and jax.process_count() > 1:
       raise ValueError(f'parallel.devices = {count} must be 0 with several processes: each uses all of its devices')
     if count > len(devices):
@@ -110,7 +111,8 @@ class Devices:
 
   @functools.cached_property
   def mesh(self) -> jax.sharding.Mesh:
-    return jax.make_mesh((len(self.devices),), (AXIS,), devices=self.devices, axis_types=(AxisType.Auto,))
+    # jax.make_mesh may reorder devices, and refuses those of several GPU hosts.
+    return jax.sharding.Mesh(np.array(self.devices), (AXIS,), axis_types=(AxisType.Auto,))
 
   def replicate(self, tree: Any) -> Any:
     """Copies host values to each device."""
@@ -127,7 +129,8 @@ class Devices:
     """Splits this process's part of a batch along the first axis, one shard per device."""
     if self.kind == 'pmap':
       return jax.tree.map(lambda x: self._stack(np.split(x, len(self.local))), tree)
-    return jax.tree.map(lambda x: self._global(x, P(AXIS)), tree)
+    sharding = NamedSharding(self.mesh, P(AXIS))
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, x), tree)
 
   def unshard(self, tree: Any) -> Any:
     """The shards of this process's devices, concatenated along the first axis, as numpy arrays."""
@@ -162,9 +165,6 @@ class Devices:
     """An array that is replicated on every device."""
     placed = [_put(np.asarray(x), device, axis=0) for device in self.local]
     return jax.make_array_from_single_device_arrays(placed[0].shape, NamedSharding(self.mesh, P()), placed)
-
-  def _global(self, x, spec):
-    return jax.make_array_from_process_local_data(NamedSharding(self.mesh, spec), x)
 
 
 def _put(x: np.ndarray, device: jax.Device, axis: int) -> jax.Array:

@@ -116,8 +116,12 @@ def muon(optimizer: Mapping, schedule: optax.Schedule) -> optax.GradientTransfor
 
 def _kernels(params):
   """'kernels' for the weights of dense layers and convolutions, whose last axis is the output; otherwise 'others'."""
-  matrix = lambda p, learned: 'kernels' if learned and jnp.ndim(p) in (2, 4) else 'others'
-  return jax.tree.map(matrix, params, _network_weights(params))
+
+  def matrix(path, p, learned):
+    embedding = getattr(path[-1], 'key', None) == 'embedding'
+    return 'kernels' if learned and jnp.ndim(p) in (2, 4) and not embedding else 'others'
+
+  return jax.tree_util.tree_map_with_path(matrix, params, _network_weights(params))
 
 
 def _stacked(momentum: float) -> optax.GradientTransformation:

@@ -59,14 +59,18 @@ class Checkpoints:
     """The step of the newest undamaged checkpoint, or the `step` that was given; None if there is none."""
     return self.intact if self.read_only else self.manager.latest_step()
 
-  def save(self, state: State, unlogged: Sequence[Mapping] = (), seconds: float = 0.0) -> None:
+  def save(
+    self, state: State, unlogged: Sequence[Mapping] = (), seconds: float = 0.0, skipped: Sequence[int] = ()
+  ) -> None:
     """Saves a state of host arrays, unless its step is already saved.
 
     `unlogged` has the metrics of the steps since the last row of metrics.jsonl. `seconds` is the training time so far.
+    `skipped` has the positions of the broken images that were skipped so far.
     """
     step = int(state.step)
     if step not in self.manager.all_steps():
-      parts = {'config': self.identity, 'unlogged': list(unlogged), 'clock': {'seconds': seconds}}
+      clock = {'seconds': seconds, 'skipped': list(skipped)}
+      parts = {'config': self.identity, 'unlogged': list(unlogged), 'clock': clock}
       parts = {name: ocp.args.JsonSave(part) for name, part in parts.items()}
       parts = ocp.args.Composite(state=ocp.args.StandardSave(state), **parts)
       with self._writing():
@@ -102,11 +106,18 @@ class Checkpoints:
 
   def seconds(self) -> float:
     """The training time at the newest checkpoint; 0 if it is not recorded."""
+    return self._clock().get('seconds', 0.0)
+
+  def skipped(self) -> list[int]:
+    """Positions of the broken images that were skipped up to the newest checkpoint; none if they are not recorded."""
+    return self._clock().get('skipped', [])
+
+  def _clock(self) -> Mapping[str, Any]:
     if (step := self.latest()) is None:
-      return 0.0
+      return {}
     if not (self.manager.directory / str(step) / 'clock').exists():  # checkpoints of older versions
-      return (self.manager.metadata(step).custom_metadata or {}).get('seconds', 0.0)
-    return self._read(step, clock=ocp.args.JsonRestore())['seconds']
+      return self.manager.metadata(step).custom_metadata or {}
+    return self._read(step, clock=ocp.args.JsonRestore())
 
   def _read(self, step: int, **part: ocp.args.CheckpointArgs) -> Any:
     """One part of a checkpoint. Raises a ValueError that names the checkpoint if it cannot be read."""

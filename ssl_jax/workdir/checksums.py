@@ -27,6 +27,8 @@ def damage(folder: pathlib.Path, part: str = '') -> str:
     return f'{NAME} is not a file'
   try:
     expected = dict(json.loads((folder / NAME).read_bytes()))
+  except OSError as error:
+    return f'{NAME} cannot be read ({error.strerror})'
   except (ValueError, TypeError, RecursionError):
     return f'{NAME} cannot be read'
   for name in LATER:
@@ -38,8 +40,11 @@ def damage(folder: pathlib.Path, part: str = '') -> str:
         return f'{name} is missing'
       if not (folder / name).is_file():
         return f'{name} is not a file'
-      if digest(folder / name) != value:
-        return f'{name} does not match its checksum'
+      try:
+        if digest(folder / name) != value:
+          return f'{name} does not match its checksum'
+      except OSError as error:
+        return f'{name} cannot be read ({error.strerror})'
   return ''
 
 

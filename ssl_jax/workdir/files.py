@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -16,11 +17,6 @@ import jax
 
 from ssl_jax.config import HARMLESS, difference, split_options
 from ssl_jax.workdir import checksums
-
-try:
-  import fcntl
-except ImportError:  # Windows
-  fcntl = None  # type: ignore[assignment]
 
 DEEPEST = 50  # maximum nesting of a JSON file
 LONGEST_NAME = 80  # maximum characters in the name of a default workdir
@@ -112,7 +108,7 @@ def check(workdir: str | os.PathLike, identity: Mapping, *, trains: bool = False
 @contextlib.contextmanager
 def locked(workdir: str | os.PathLike) -> Iterator[None]:
   """Raises a ValueError if another process trains in the workdir. The lock is released when the process ends."""
-  if fcntl is None or jax.process_index() > 0:
+  if jax.process_index() > 0:
     yield
     return
   folder = os.open(writable(workdir), os.O_RDONLY)
@@ -131,7 +127,7 @@ def locked(workdir: str | os.PathLike) -> Iterator[None]:
 
 
 def claim(workdir: str | os.PathLike, config: Mapping) -> pathlib.Path:
-  """Writes config.json, which assigns the workdir to a run, and returns the absolute path of the workdir."""
+  """Writes config.json, for later commands in this workdir, and returns the absolute path of the workdir."""
   workdir = writable(workdir)
   if jax.process_index() == 0:
     write_text(workdir / 'config.json', json.dumps(config, indent=2) + '\n')

@@ -83,7 +83,8 @@ class Parent:
     The fork is then like a run that was interrupted at this step, and no longer needs its parent.
     """
     metric_log.copy(self.workdir, workdir, self.step)
-    to.save(self.checkpoints.restore(like), self.checkpoints.unlogged(), self.checkpoints.seconds())
+    parent = self.checkpoints
+    to.save(parent.restore(like), parent.unlogged(), parent.seconds(), parent.skipped())
     to.wait()
 
   def close(self) -> None:

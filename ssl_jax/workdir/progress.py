@@ -11,7 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 # Prefixes of the names of accuracies and rank correlations.
-ACCURACIES = ('zero_shot', 'image_to_text', 'text_to_image', 'knn', 'online_probe', 'linear', 'finetune', 'spearman')
+ACCURACIES = (
+  *('zero_shot', 'image_to_text', 'text_to_image', 'knn', 'online_probe', 'linear', 'finetune', 'spearman'),
+  'transfer',
+)
+# Suffixes of names that begin like an accuracy, but are spreads, parts, baselines or training metrics.
+DETAILS = ('_std', '_head', '_middle', '_tail', '_pixels', '_loss', '_train')
 NARROW = 110  # terminals with fewer columns show a shorter bar and fewer numbers
 
 # The labels are short, because the line must fit next to the bar.
@@ -32,7 +37,7 @@ FILES = {
   'evaluation.json': 'all evaluations',
   'metrics.jsonl': 'all logged steps',
   'neighbours.png': 'test images and their nearest training images',
-  'neighbours.txt': 'sentences or images, and their nearest sentences',
+  'neighbours.txt': 'examples and their nearest sentences',
   'tensorboard': 'the same for TensorBoard',
   'wandb': 'the same for Weights & Biases',
   'checkpoints': 'the weights',
@@ -110,6 +115,16 @@ def accuracies(results: Mapping[str, Any]) -> dict[str, Any]:
   {'knn200': 71.3}
   """
   return {name: value for name, value in results.items() if name.startswith(ACCURACIES)}
+
+
+def headline(results: Mapping[str, Any]) -> dict[str, float]:
+  """The most important numbers among `accuracies`.
+
+  >>> headline({'linear': 80.5, 'linear_std': 0.5, 'linear_protocol': 'ridge'})
+  {'linear': 80.5}
+  """
+  found = accuracies(results)
+  return {name: x for name, x in found.items() if isinstance(x, float) and not name.endswith(DETAILS)}
 
 
 def sentence(when: str, results: Mapping[str, float]) -> str:

@@ -27,6 +27,12 @@ def source(scenes):
   return found
 
 
+def test_no_images_have_no_tokens(source):
+  vocabulary = captions.vocabulary_of(DATA, source)
+  tokens, number = captions.tokens_of(source.subset(np.arange(0)), vocabulary, 8)
+  assert tokens.shape == (0, 1, 8) and number.shape == (0,)
+
+
 def test_every_sentence_names_the_shape_of_its_image(scenes):
   for label, texts in zip(scenes.labels, embedded_captions.captions(scenes), strict=True):
     shape = embedded.CLASSES[label]

@@ -30,6 +30,14 @@ def test_class_folders_may_have_captions(tmp_path):
   np.testing.assert_array_equal(source.labels, [0, 1])
 
 
+@pytest.mark.parametrize('names', [('a.png', 'b.png'), ('cat/a.png', 'dog/b.png')])
+def test_the_folder_may_be_the_current_one(tmp_path, monkeypatch, names):
+  folder(tmp_path, ''.join(f'{name}\tof {name}\n' for name in names).encode(), names)
+  monkeypatch.chdir(tmp_path / 'train')
+  source = sources.load(config('folder', '.', train_split=''), 'train')
+  assert source.captions_of(np.arange(2)) == [(f'of {name}',) for name in names]
+
+
 def test_a_folder_without_captions(tmp_path):
   save(tmp_path / 'train/a.png', pixels(0))
   assert sources.load(config('folder', tmp_path), 'train').captions_of(np.array([0])) is None

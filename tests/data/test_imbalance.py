@@ -124,6 +124,7 @@ def test_uniform_ignores_the_classes():
     (lambda: imbalance.linear_imbalance(None, seed=0), '^labels must be whole numbers'),
     (lambda: imbalance.pareto(CIFAR10, n_max=6000, n_min=5, total=9_000, seed=0), '^n_max = 6000 must be lower'),
     (lambda: imbalance.pareto(CIFAR10, n_max=1000, n_min=5, total=9_000, seed=0), r'^total = 9000 must be in \['),
+    (lambda: imbalance.pareto(np.zeros(9, int), total=5, n_max=5), "^name = 'pareto' needs at least 2 classes"),
     (lambda: imbalance.uniform(CIFAR10, 50_001, seed=0), '^total = 50001 must be from 1 to the 50000 images'),
   ],
 )

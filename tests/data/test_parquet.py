@@ -148,6 +148,23 @@ def test_broken_rows_are_skipped_and_counted(tmp_path):
   assert kept.captions_of(np.arange(2)) == [('caption 0',), ('caption 5',)] and source.skipped == {1, 2, 3, 4}
 
 
+def test_an_image_of_another_format_is_not_parsed(tmp_path):
+  write(tmp_path / 'train.parquet', {'image': [encode(pixels(0), 'EPS')]})
+  with pytest.raises(ValueError, match=r'is not a readable image \(unknown format\)'):
+    sources.load(config(tmp_path), 'train').read(0)
+
+
+def test_damaged_labels_name_the_file(tmp_path):
+  file = write(tmp_path / 'train.parquet', {'image': images(range(4)), 'label': [0, 1, 0, 1]})
+  column = pq.ParquetFile(file).metadata.row_group(0).column(2)
+  assert column.path_in_schema == 'label'
+  start = column.dictionary_page_offset
+  content = bytearray(file.read_bytes())
+  content[start : start + column.total_compressed_size] = b'\xff' * column.total_compressed_size
+  file.write_bytes(content)
+  fails(r"train\.parquet: column 'label' cannot be read \(.*\): copy it again", config(tmp_path))
+
+
 def test_damaged_files_and_a_missing_package(tmp_path, monkeypatch):
   file = pairs(tmp_path) and tmp_path / 'train-00001-of-00003.parquet'
   file.write_bytes(file.read_bytes()[:-10])

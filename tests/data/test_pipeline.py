@@ -1,4 +1,6 @@
+import collections
 import contextlib
+import multiprocessing
 import os
 import pathlib
 import shutil
@@ -178,6 +180,18 @@ def test_the_error_of_a_worker_reaches_the_caller(tmp_path):
   (tmp_path / 'train/2.png').write_bytes(b'no image')
   with pytest.raises(ValueError, match=r'train/2\.png is not a readable image .*data\.broken=skip'):
     collect(sources.load(data, 'train'), batch_size=6, num_workers=1)
+
+
+def test_the_error_of_a_killed_worker_has_a_fix():
+  settings = dict(seed=3, batch_size=4, total_steps=100, crops=[CROP], num_workers=1)
+  with contextlib.closing(pipeline.batches(source(), **settings)) as iterator:
+    next(iterator)
+    for worker in multiprocessing.active_children():
+      worker.kill()
+    with pytest.raises(
+      ValueError, match=r'^a worker of data\.workers was killed, .*: lower data\.workers, or set it to 0$'
+    ):
+      collections.deque(iterator, maxlen=0)
 
 
 def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size_and_is_close(tmp_path, monkeypatch):

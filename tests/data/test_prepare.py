@@ -321,6 +321,28 @@ def test_another_layout_is_refused(files, match, tmp_path, monkeypatch):
   fails('cifar10', tmp_path, str(path), match=match)
 
 
+@pytest.mark.parametrize(
+  'content', [b'', b'<html>not found</html>', b'\x00' * 200, b'\x89HDF\r\n' + b'\x02' * 200, 'X']
+)
+def test_a_damaged_mat_file_is_refused(content, tmp_path):
+  train, test = svhn(tmp_path)[0]
+  if isinstance(content, bytes):
+    train.write_bytes(content)
+  else:
+    scipy.io.savemat(train, {'X': np.zeros((2, 2)), 'y': np.zeros((2, 1))})
+  with pytest.raises(ValueError, match=r'train_32x32\.mat .* cannot be read \(.*\): give the official file$') as error:
+    prepare.prepare(section('svhn_cropped', tmp_path), [str(train), str(test)], any_md5=True)
+  assert '\n' not in str(error.value)
+
+
+def test_a_folder_with_something_else_is_refused_before_the_download(tmp_path):
+  file = tmp_path / 'cifar10' / prepare.TFDS['cifar10'][0] / 'notes.txt'
+  file.parent.mkdir(parents=True)
+  file.write_text('mine')
+  with pytest.raises(ValueError, match=r'cifar10/3\.0\.2 holds something else: remove it, or give another folder'):
+    prepare.prepare(section('cifar10', tmp_path), [str(tmp_path / 'absent.tar.gz')])
+
+
 def test_a_set_in_another_format_or_without_archives_is_refused(tmp_path):
   [path], _ = cifar10(tmp_path)
   folder = prepare.prepare(section('cifar10', tmp_path), [str(path)], any_md5=True)

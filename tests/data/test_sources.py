@@ -4,10 +4,11 @@ import pathlib
 import pickle
 import re
 import socket
+import zipfile
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from ssl_jax.data import classes, embedded, sources
 from tests.helpers import REAL, needs_real_data
@@ -195,6 +196,24 @@ def test_a_broken_record_is_reported_or_skipped(tmp_path):
   assert source.skipped == {1, 2}
 
 
+def test_a_damaged_record_is_reported_or_skipped(tmp_path):
+  prepare(tmp_path)
+  (file,) = tmp_path.glob('tiny/1.0.0/*.array_record*')
+  content = bytearray(file.read_bytes())
+  content[content.find(png(pixels(3))) + 60] ^= 0xFF
+  file.write_bytes(content)
+  source = sources.load(config('tfds', tmp_path), 'train')
+  for read in (lambda: source.read(3), lambda: source.arrays(8), lambda: source.labels):
+    with pytest.raises(ValueError, match=r'record 3 of .* is not a readable .* \(damaged: .*: fix .* data.broken=skip'):
+      read()
+  source = sources.load(config('tfds', tmp_path, broken='skip'), 'train')
+  images, labels = source.arrays(8)
+  kept = [k for k in range(10) if k != 3]
+  np.testing.assert_array_equal(images, [pixels(k) for k in kept])
+  np.testing.assert_array_equal(labels, [k % 2 for k in kept])
+  assert source.skipped == {3} and source.first_readable(3, np.asarray)[1] == 4
+
+
 # Arrays
 
 
@@ -240,6 +259,38 @@ def test_arrays_subset(tmp_path):
   part = source.subset(np.array([3, 1]))
   np.testing.assert_array_equal(part.arrays(8)[0], images[[3, 1]])
   np.testing.assert_array_equal(part.labels, [3, 1])
+
+
+def test_negative_numbers_are_no_labels(tmp_path, capsys):
+  images = np.stack([pixels(k) for k in range(3)])
+  for labels, message in (([-1, -1, -1], ''), ([1, -1, 0], '1 of 3 images have no label: labels are not used\n')):
+    path = archive(tmp_path, train_images=images, train_labels=np.array(labels))
+    assert sources.load(config('arrays', path), 'train').labels is None
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(
+  'header', [b"{'descr': '|u1', (", b"{'a': 1}\n  x\n y", None, 'encrypted', 'compressed by an unknown method']
+)
+def test_a_damaged_archive_is_rejected(tmp_path, header):
+  path = tmp_path / 'set.npz'
+  if isinstance(header, bytes):
+    with zipfile.ZipFile(path, 'w') as file:
+      length = len(header).to_bytes(2, 'little')
+      file.writestr('train_images.npy', b'\x93NUMPY\x01\x00' + length + header)
+  else:
+    np.savez(path, train_images=np.zeros((2, 8, 8, 3), np.uint8))
+    content = bytearray(path.read_bytes())
+    central = content.find(b'PK\x01\x02')
+    if header == 'encrypted':
+      content[6] |= 1
+      content[central + 8] |= 1
+    elif header:
+      content[8] = content[central + 10] = 97
+    else:
+      content[content.find(b'\x93NUMPY')] = 0
+    path.write_bytes(content)
+  fails('data.path = .* must be an .npz file', config('arrays', path))
 
 
 def test_unusable_arrays_are_rejected(tmp_path):
@@ -306,6 +357,13 @@ def test_flat_folder_is_unlabeled_and_extensions_may_have_any_case(tmp_path):
   assert images.shape == (6, 8, 8, 3) and labels is None and source.class_names == ()
 
 
+def test_the_file_of_several_labels_is_not_one_that_is_ignored(tmp_path, capsys):
+  save(tmp_path / 'train/a.png', pixels(0))
+  (tmp_path / 'train/labels.csv').write_text('a.png,cat,dog\n')
+  assert sources.load(config('folder', tmp_path), 'train').several() == [['cat', 'dog']]
+  assert not capsys.readouterr().err
+
+
 def test_nested_images_belong_to_the_class_above(tmp_path):
   save(tmp_path / 'train/cat/2021/a.png', pixels(0))
   save(tmp_path / 'train/cat/2020/b.png', pixels(1))
@@ -362,6 +420,23 @@ def test_every_kind_of_image_becomes_rgb(tmp_path):
   np.testing.assert_array_equal(images[3], stacked)
   assert abs(images[4].astype(int) - [0, 255, 255]).max() < 8  # all of cyan, none of the rest
   np.testing.assert_array_equal(images[5], np.where(stacked > 127, 255, 0))
+
+
+def test_an_image_of_another_format_is_not_parsed(tmp_path, monkeypatch):
+  monkeypatch.setattr(EpsImagePlugin, 'Ghostscript', lambda *_: pytest.fail('Ghostscript was started'))
+  save(tmp_path / 'folder/train/a.jpg', pixels(0), format='EPS')
+  prepare(tmp_path, images=[(tmp_path / 'folder/train/a.jpg').read_bytes()])
+  for data in (config('folder', tmp_path / 'folder'), config('tfds', tmp_path)):
+    with pytest.raises(ValueError, match=r'is not a readable image \(unknown format\)'):
+      sources.load(data, 'train').read(0)
+
+
+def test_a_jpeg_of_several_images_is_its_first(tmp_path):
+  first, second = (Image.fromarray(pixels(k)) for k in range(2))
+  save(tmp_path / 'train/a.jpg', first, format='MPO', save_all=True, append_images=[second])
+  with Image.open(tmp_path / 'train/a.jpg') as image:
+    expected = np.asarray(image)
+  np.testing.assert_array_equal(sources.load(config('folder', tmp_path), 'train').read(0), expected)
 
 
 def test_a_large_jpeg_decoded_at_a_fraction_of_its_size_is_close(tmp_path):
@@ -536,6 +611,13 @@ def test_a_share_of_a_tfds_split_is_held_out(tmp_path):
   assert sources.shared(train, test) == 0
   assert sources.shared(train.in_memory(8), test.in_memory(8)) == 0
   assert sources.shared(train.in_memory(8), train.in_memory(4)) == 8
+
+
+def test_a_share_is_held_out_of_names_that_are_not_utf8(tmp_path):
+  for k in range(4):
+    save(tmp_path / 'train' / os.fsdecode(b'\xff%d.png' % k), pixels(k))
+  data = config('folder', tmp_path, test_split='train', held_out=0.25)
+  assert [len(sources.load(data, split)) for split in ('train', 'test')] == [3, 1]
 
 
 def test_the_labels_of_a_few_records_are_read_alone(tmp_path):

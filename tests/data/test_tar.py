@@ -229,6 +229,18 @@ def test_an_error_names_the_shard_and_the_key_of_a_broken_sample(tmp_path):
     source.captions_of(np.array([2]))
 
 
+def test_half_of_a_surrogate_pair_is_not_readable_text(tmp_path):
+  write(tmp_path / 'train-0.tar', [('0.png', encode(pixels(0))), ('0.json', rb'{"caption": "a \ud83d dog"}')])
+  with pytest.raises(ValueError, match=r"train-0\.tar: 0\.png has no readable text \('utf-8'"):
+    sources.load(config(tmp_path), 'train').captions_of(np.array([0]))
+
+
+def test_an_image_of_another_format_is_not_parsed(tmp_path):
+  write(tmp_path / 'train-0.tar', [('0.jpg', encode(pixels(0), 'EPS'))])
+  with pytest.raises(ValueError, match=r'is not a readable image \(unknown format\)'):
+    sources.load(config(tmp_path), 'train').read(0)
+
+
 def test_broken_samples_are_skipped_and_counted(tmp_path):
   source = sources.load(broken_pairs(tmp_path, broken='skip'), 'train')
   source.paired = True
@@ -358,6 +370,8 @@ def test_the_index_is_stored_and_renewed_when_the_shard_changes(tmp_path, monkey
   with pytest.raises(ValueError, match='the shard has changed since the run began'):
     first.subset(np.array([4])).read(0)
   (tmp_path / '.index' / 'train-0000.tar.npz').write_bytes(b'damaged')
+  np.testing.assert_array_equal(sources.load(data, 'train').read(0), pixels(0))
+  np.savez(tmp_path / '.index' / 'train-0000.tar.npz', items=first.items)  # without a stamp
   np.testing.assert_array_equal(sources.load(data, 'train').read(0), pixels(0))
 
 

@@ -87,6 +87,9 @@ def test_wrong_files_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r'data\.vocabulary = .*tokenizer\.json. is not a tokenizer\.json') as error:
       sentences.Vocabulary.read(file)
     assert '\n' not in str(error.value)
+  tokenizers.Tokenizer(models.WordLevel({'b': 0}, unk_token='[UNK]')).save(str(file))  # which lacks [UNK]
+  with pytest.raises(ValueError, match=r'is not a tokenizer\.json \(.*\): give another'):
+    sentences.Vocabulary.read(file)
   file.write_bytes(b'\xff')
   with pytest.raises(ValueError, match='cannot be read'):
     sentences.Vocabulary.read(file)

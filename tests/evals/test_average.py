@@ -60,10 +60,10 @@ def test_the_final_evaluation_uses_the_average(averaged, tmp_path):
 
 @pytest.mark.parametrize('frozen', [False, True])
 def test_classifiers_start_from_the_average(averaged, frozen):
-  evaluator, state, features = averaged
+  evaluator, state, _ = averaged
   untrained = dataclasses.replace(finetune.FULL, epochs=0)
-  train, extracted = evaluator.run.train, features['backbone'][:64] if frozen else None
-  _, fitted = finetune._fit(evaluator.run, state, train, train.labels, 4, untrained, extracted, 0)
+  train = evaluator.run.train
+  _, fitted = finetune._fit(evaluator.run, state, train, train.labels, 4, untrained, frozen, 0)
   found = evaluator.run.devices.unreplicate({'network': fitted['params']['encoder'], 'batch_stats': fitted['stats']})
   chex.assert_trees_all_equal(found, {name: x['encoder'] for name, x in state.extra['average'].items()})
 

@@ -564,6 +564,10 @@ def test_the_map_shows_the_principal_components():
     ({'train_features': np.full((60, 5), np.nan, np.float32)}, {}, '^eval.file: train_features: holds NaN or infinity'),
     ({'train_features': np.full((60, 5), 1e30, np.float32)}, {}, 'rows with a norm above 1e19'),
     ({'train_features': np.float32(1)}, {}, r'^eval.file: train_features: shape \(\), expected'),
+    ({'train_features': np.full((60, 5), 'a')}, {}, r'given.npz. has train_features of dtype <U1: store real numbers'),
+    ({'test_features': np.ones((30, 5), complex)}, {}, 'has test_features of dtype complex128: store real numbers'),
+    ({'test_features': np.ones((30, 5), [('x', 'f4')])}, {}, 'has test_features of dtype .*: store real numbers'),
+    ({'train_labels': np.int64(1)}, {}, r'train labels: shape \(\), expected \(60,\)'),
     ({'train_features': np.full((60, 5), 'a', object)}, {}, r'given.npz. cannot be read \(Object arrays'),
     ({}, {'eval.k': (61,)}, r'eval.k = \(61,\) must not exceed the 60 training features'),
   ],
@@ -590,7 +594,7 @@ def test_a_missing_file_and_an_occupied_workdir_are_refused(trained, tmp_path):
   [
     (np.arange(32) % 2, np.arange(32) % 3, r"data.test_split = 'test': classes \[2\] do not occur in the training"),
     (np.zeros(32, int), np.arange(32) % 2, "data.train_split = 'train': every example is of class 0"),
-    (np.arange(32) % 2 - 1, np.arange(32) % 2, "data.train_split = 'train': 16 negative .missing. labels"),
+    (np.arange(32) % 2 - 1, np.arange(32) % 2, "data.train_split = 'train' .* has no labels"),
   ],
 )
 def test_unusable_labels_are_refused_before_training(tmp_path, train_labels, test_labels, message):

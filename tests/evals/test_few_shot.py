@@ -47,6 +47,14 @@ def test_the_search_is_that_of_the_toolkit():
   assert edge.weight_decay == pytest.approx(1e6), 'no step leaves the grid'
 
 
+def test_classes_of_one_image_are_refused():
+  model, x = few_shot.on_features(5, 3, several=False), np.zeros((3, 5), np.float32)
+  with pytest.raises(
+    ValueError, match=r'^held_out = 0\.2 leaves no image to train on: give two or more images per class$'
+  ):
+    few_shot.choose(model, x, np.arange(3), scoring.accuracy, few_shot.Protocol(), seed=0)
+
+
 @pytest.mark.parametrize('several', [False, True])
 @pytest.mark.slow
 def test_linear_probing_is_that_of_torch(several):

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
 from ssl_jax.data import augment, pipeline, sources
-from ssl_jax.evals import finetune, linear
+from ssl_jax.evals import features, finetune, linear
+from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.run import builder
 from tests.helpers import tiny
 
@@ -48,8 +50,7 @@ def fit(prepared, devices, protocol, *, frozen, images=slice(None)):
   parts, state = prepared
   chosen = parts(devices)
   source = chosen.train.subset(np.arange(len(chosen.train))[images])
-  x = extracted(chosen, state, source) if frozen else None
-  _, fitted = finetune._fit(chosen, state, source, source.labels, 4, protocol, x, 0)
+  _, fitted = finetune._fit(chosen, state, source, source.labels, 4, protocol, frozen, 0)
   return chosen.devices.unreplicate((fitted['params'], fitted['stats']))
 
 
@@ -90,6 +91,7 @@ def test_fine_tuning_learns_easy_classes_and_moves_the_encoder(prepared):
   assert found['top1'] > 60, 'chance is 25'
   assert found['top1'] == pytest.approx(np.mean(found['top1_seeds']))
   assert found['top1_std'] == pytest.approx(np.std(found['top1_seeds'], ddof=1))
+  assert found['scale'] == 'none', 'only the features of a frozen encoder are scaled'
   params, stats = fit(prepared, 1, SHORT, frozen=False)
   moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), params['encoder'], state.params['network']['encoder'])
   assert all(jax.tree.leaves(moved))
@@ -139,6 +141,36 @@ def test_host_batches_use_the_configured_workers_and_processes(tmp_path, monkeyp
   monkeypatch.setattr(finetune.contextlib, 'closing', contextlib.nullcontext)
   with finetune._host_epochs(chosen, chosen.train, lambda *state: state, 16, 2, seed=5):
     assert used['num_workers'] == 3 and {'process_index', 'process_count'} <= used.keys()
+
+
+def test_the_host_crops_whole_views_if_the_run_trains_on_smaller_ones(tmp_path):
+  chosen = builder.build(tiny(tmp_path, **{'data.on_device': 'no', 'augment.size': 8}))
+  fit(((lambda devices: chosen), chosen.initial_state()), 1, dataclasses.replace(SHORT, epochs=1), frozen=False)
+
+
+def test_a_frozen_classifier_scales_plain_features_of_readable_images(tmp_path, monkeypatch):
+  """Whatever the features of kNN: with `eval.flip`, these are unit vectors."""
+  rng = np.random.default_rng(0)
+  for split, count in (('train', 8), ('test', 4)):
+    for k in range(3 * count):
+      file = tmp_path / 'images' / split / f'class{k % 3}' / f'{k:02d}.png'
+      file.parent.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(rng.integers(256, size=(12, 12, 3), dtype=np.uint8)).save(file)
+  (tmp_path / 'images' / 'train' / 'class0' / '03.png').write_bytes(b'no image')
+  data = dict(source='folder', path=str(tmp_path / 'images'), on_device='no', workers=0, broken='skip', image_size=12)
+  choices = {'eval.flip': True, 'eval.finetune': 'linear', 'eval.linear': '', 'eval.k': (1,), 'eval.view_images': 4}
+  evaluator = ImageEvaluator(builder.build(tiny(tmp_path, data=data, batch_size=8, **choices)))
+  moments, scaled = linear.moments, []
+  monkeypatch.setattr(linear, 'moments', lambda x, scale: scaled.append(x) or moments(x, scale=scale))
+  once = dataclasses.replace(linear.PROTOCOLS['balanced_cifar'], epochs=1)
+  monkeypatch.setitem(linear.PROTOCOLS, 'balanced_cifar', once)
+  state = evaluator.run.initial_state()
+  evaluator.results(state, tmp_path)
+  source = evaluator.run.eval_train
+  assert len(source.readable()) == 23
+  images, _ = features.squares(source, source.readable(), 12)
+  plain = jax.jit(evaluator.run.method.features)(*state.evaluated, jax.vmap(evaluator.run.views.shown)(images))
+  np.testing.assert_allclose(scaled[0], plain['backbone'], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('frozen', [False, True])
@@ -256,25 +288,25 @@ def test_evaluations_fine_tune_as_configured(prepared, monkeypatch):
   calls = []
   report = {'top1': 50.0, 'top1_std': None}
 
-  def record(run, state, *, labels='all', protocol=finetune.FULL, extracted=None, seeds):
-    calls.append((labels, protocol, extracted, tuple(seeds)))
-    return {**report, 'frozen': extracted is not None, 'labels': labels}
+  def record(run, state, *, labels='all', protocol=finetune.FULL, frozen=False, seeds):
+    calls.append((labels, protocol, frozen, tuple(seeds)))
+    return {**report, 'frozen': frozen, 'labels': labels}
 
   monkeypatch.setattr(finetune, 'finetune', record)
   monkeypatch.setitem(chosen.config.eval, 'seeds', (2, 3))
   for choice in ('5-shot', 'linear', 'linear 1%'):
     monkeypatch.setitem(chosen.config.eval, 'finetune', choice)
-    assert finetune.evaluate(chosen, state, extracted)['finetune'] == 50.0
+    assert finetune.evaluate(chosen, state)['finetune'] == 50.0
   assert calls == [
-    ('5-shot', finetune.FULL, None, (2, 3)),
-    ('all', linear.PROTOCOLS['balanced_cifar'], extracted, (2, 3)),
-    ('1%', linear.PROTOCOLS['balanced_cifar'], extracted, (2, 3)),
+    ('5-shot', finetune.FULL, False, (2, 3)),
+    ('all', linear.PROTOCOLS['balanced_cifar'], True, (2, 3)),
+    ('1%', linear.PROTOCOLS['balanced_cifar'], True, (2, 3)),
   ]
   for key, value in {'finetune': 'all', 'finetune_learning_rate': 1.0, 'class_weights': (1.0, 2.0, 3.0, 4.0)}.items():
     monkeypatch.setitem(chosen.config.eval, key, value)
-  finetune.evaluate(chosen, state, extracted)
+  finetune.evaluate(chosen, state)
   wanted = dataclasses.replace(finetune.FULL, learning_rate=1.0, class_weights=(1.0, 2.0, 3.0, 4.0))
-  assert calls[-1] == ('all', wanted, None, (2, 3))
+  assert calls[-1] == ('all', wanted, False, (2, 3))
 
 
 def test_given_class_weights_replace_those_of_the_labels(prepared):

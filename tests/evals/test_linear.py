@@ -165,6 +165,21 @@ class DigitsTest(chex.TestCase):
     top5 = np.argsort(-model.predict_proba(test), axis=1)[:, :5]
     self.assertAlmostEqual(result.report['top5'], 100 * (top5 == test_y[:, None]).any(axis=1).mean(), places=4)
 
+  def test_logistic_of_features_with_an_offset_and_unequal_scales(self):
+    """Some axes vary 100 times as much as others, and all features are far from 0."""
+    train_x, train_y, _, _ = digits(0)
+    rng = np.random.default_rng(0)
+    rotation = np.linalg.qr(rng.normal(size=(train_x.shape[1],) * 2))[0]
+    x = (5 + train_x @ (np.geomspace(0.01, 1, len(rotation))[:, None] * rotation)).astype(np.float32)
+    params, steps = linear.fit_logistic(jnp.asarray(x), jax.nn.one_hot(train_y, 10), 1 / len(x), 500)
+    model = LogisticRegression(C=1.0, solver='newton-cholesky').fit(x.astype(np.float64), train_y)
+    np.testing.assert_allclose(params['kernel'], model.coef_.T, atol=2e-2)
+    self.assertLess(int(steps), 500)
+
+  def test_logistic_of_constant_features(self):
+    params, _ = linear.fit_logistic(jnp.ones((4, 3)), jax.nn.one_hot(jnp.array([0, 0, 0, 1]), 2), 0.0, 100)
+    chex.assert_tree_all_finite(params)
+
   def test_logistic_reports_that_it_did_not_converge(self):
     report = linear.logistic(*digits(0), penalty=0.0, steps=5).report
     self.assertEqual((report['steps'], report['converged']), (5, False))

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from ssl_jax import train
+from ssl_jax.config import load
 from ssl_jax.data import tfds_source
 from ssl_jax.evals import few_shot, transfer
 from tests.helpers import REAL, call, needs_real_data, tiny
@@ -119,6 +120,49 @@ def test_several_labels_of_a_tfds_set_are_read_from_its_records():
   source.label_names = ('cat', 'dog', 'horse')
   assert source.several() == [['cat', 'horse'], ['dog']]
   assert source.subset(np.array([1])).several() == [['dog']]
+
+
+@pytest.mark.parametrize('kind', transfer.KINDS)
+def test_shots_that_cannot_be_read_are_left_out(tmp_path, monkeypatch, kind):
+  """Black and white images; the last black one is broken, and a white one follows it."""
+  root = folder(tmp_path / 'two', 2, train_images=5)
+  for file in root.rglob('*.png'):
+    Image.new('RGB', (12, 12), ('black', 'white')[file.parent.name == 'class1']).save(file)
+  (root / 'train' / 'class0' / '4.png').write_bytes(b'no image')
+  config, calls = tiny(tmp_path, init='random', **{'data.broken': 'skip'}), []
+  data, encoder = transfer.open_set(transfer.parse(str(root), config)), transfer.encoder_of(config, tmp_path / 'run')
+  monkeypatch.setattr(few_shot, 'choose', lambda model, *given: calls.append(given) or few_shot.Chosen(0.1, 0.0, 0.0))
+  next(transfer._fits(encoder, data, transfer.METRICS['accuracy'], kind, SHORT, [0]))
+  ((inputs, targets, *_),) = calls
+  assert targets.tolist() == [0] * 4 + [1] * 5 and len(inputs) == 9
+  assert np.ptp(inputs[targets == 0].std(axis=0)) == 0, 'all are alike'
+  assert not np.allclose(inputs[3], inputs[4])
+
+
+def test_only_results_of_the_same_weights_and_images_are_reused(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(transfer, '_evaluate', lambda *given: {'mean': 50.0, 'std': None})
+  places = [folder(tmp_path / name, 2, 2, 2) for name in ('a', 'b')]
+
+  def run(name, place, **changes):
+    config = tiny(tmp_path, **{'init': 'random', **changes})
+    found = transfer.transfer(config, tmp_path / 'run', [f'{name}={place}'])
+    return set(found['sets']), capsys.readouterr().out.count('done before')
+
+  assert run('birds', places[0]) == ({'birds'}, 0)
+  assert run('birds', places[0]) == ({'birds'}, 2)
+  assert run('birds', places[1]) == ({'birds'}, 0)
+  assert run('fish', places[0]) == ({'birds', 'fish'}, 0)
+  assert run('fish', places[0], seed=1) == ({'fish'}, 0)
+  assert run('fish', places[0], seed=1, **{'model.width': 4}) == ({'fish'}, 0)
+  for content, message in (('{}', 'has no sets'), ('{"sets": {"fish": 1}}', 'has a int as fish')):
+    (tmp_path / 'run' / 'transfer.json').write_text(content)
+    with pytest.raises(ValueError, match=rf'transfer\.json {message}, so it is not what this program wrote'):
+      run('fish', places[0])
+
+
+def test_an_encoder_of_sentences_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=r"^model\.name = 'bert_base' encodes sentences: --mode=transfer is for images$"):
+    transfer.encoder_of(load('configs/sentences.py'), tmp_path)
 
 
 @pytest.mark.slow

@@ -135,6 +135,17 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
       {'method': dict(name='dino', teacher_temperature=dict(name='learnable', tau=0.1)), 'loss': dict(name='dino')},
       'method.teacher_temperature = .* must be a number or a schedule, since a teacher does not learn',
     ),
+    *(
+      (
+        {'method': dict(name='dino', teacher_temperature=tau), 'loss': dict(name='dino')},
+        'method.teacher_temperature = .* must be a number or a schedule, since a teacher does not learn',
+      )
+      for tau in (
+        dict(name='constant', tau=dict(name='learnable')),
+        dict(name='none'),
+        dict(name='cosine', tau_min=0.1, tau_max=0.2),
+      )
+    ),
     (
       {'method': dict(name='dino', teacher_temperature=None), 'loss': dict(name='dino')},
       'method.teacher_temperature = None must be',

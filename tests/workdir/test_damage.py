@@ -110,6 +110,22 @@ def test_damage_names_the_file(tmp_path, kind):
   assert not checksums.damage(tmp_path, 'a')
 
 
+@pytest.mark.parametrize('name', ['part/b', checksums.NAME])
+def test_a_file_that_cannot_be_read_is_damage(tmp_path, monkeypatch, name):
+  (tmp_path / 'part').mkdir()
+  (tmp_path / 'part/b').write_text('some content')
+  checksums.write(tmp_path)
+  opened = pathlib.Path.open
+
+  def fail(path, *given, **named):
+    if path == tmp_path / name:
+      raise OSError(errno.EIO, 'Input/output error')
+    return opened(path, *given, **named)
+
+  monkeypatch.setattr(pathlib.Path, 'open', fail)
+  assert checksums.damage(tmp_path) == f'{name} cannot be read (Input/output error)'
+
+
 @pytest.mark.parametrize(
   'line', [b'{"step": "x"}', b'{"step": null}', b'null', b'\0\0\0\0', b'{"step": 2, "lo\xffs": 1}', b'[' * 100_000]
 )
