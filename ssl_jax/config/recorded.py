@@ -94,12 +94,15 @@ def _within(key: str, sections: Sequence[str]) -> bool:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], among: Sequence[str] = ()) -> str | None:
-  """A line about the first key that is not harmless and differs between two runs; None if there is none.
+  """A line about the keys that are not harmless and differ between two runs, at most three; None if there is none.
 
   With `among`, only these keys and sections are compared.
   """
   before, after = flatten(upgrade(old)), flatten(upgrade(new))
-  for key in sorted(before.keys() | after.keys()):
-    if not _within(key, HARMLESS) and (not among or _within(key, among)) and before.get(key) != after.get(key):
-      return f'{key} = {show(after.get(key))} here, {show(before.get(key))} there'
-  return None
+  value = lambda config, key: show(config[key]) if key in config else 'not set'
+  found = [
+    f'{key} = {value(after, key)} here, {value(before, key)} there'
+    for key in sorted(before.keys() | after.keys())
+    if not _within(key, HARMLESS) and (not among or _within(key, among)) and before.get(key) != after.get(key)
+  ]
+  return '; '.join([*found[:3], *(['...'] if len(found) > 3 else [])]) or None
