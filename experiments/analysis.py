@@ -85,5 +85,5 @@ def main(folder: pathlib.Path = FOLDER) -> list[pathlib.Path]:
 
 if __name__ == '__main__':
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('folder', nargs='*', type=pathlib.Path, help='where to write, by default experiments/figures')
-  print('\n'.join(map(str, main(*parser.parse_args().folder))))
+  parser.add_argument('folder', nargs='?', type=pathlib.Path, default=FOLDER, help='where to write')
+  print('\n'.join(map(str, main(parser.parse_args().folder))))

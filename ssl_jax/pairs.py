@@ -11,8 +11,8 @@ and under `jax.shard_map(..., check_vma=False)`.
 
 To save memory, set `block` above 0: `neg` is then a `NegativeBlocks`, and a loss computes the similarities of that many
 queries at a time, with the same values and gradients. On an NVIDIA GPU, losses that only sum over negatives keep the
-similarities in on-chip memory (`ssl_jax.stream`). With `ring`, these losses pass keys
-from device to device instead of gathering them; the other losses gather them.
+similarities in on-chip memory (`ssl_jax.stream`). With `ring`, these losses pass keys from device to
+device instead of gathering them; the other losses gather them.
 """
 
 import dataclasses

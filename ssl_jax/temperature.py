@@ -328,9 +328,8 @@ def from_config(
 
 def _number(path: str, value: Any) -> Schedule:
   if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-    raise ValueError(
-      f"{path} = {show(value)} is not a number: give one or, in a config file, dict(name='linear_schedule', ...)"
-    )
+    fix = "give a number or {'name': 'linear_schedule', ...}"
+    raise ValueError(f'{path} = {show(value)} is not a number: {fix}')
   return Schedule(dict, lambda params, step: float(value))
 
 

@@ -243,10 +243,7 @@ class ConfigTest(chex.TestCase):
     (dict(name='cosine', tau_min=0.1, tau_max=0.2, gradient='yes'), "gradient = 'yes' must be True or False"),
     (dict(name='constant', tau=-1), 'tau = -1.0 must be positive and finite'),
     (dict(name='constant', tau=float('nan')), 'tau = nan must be'),
-    (
-      dict(name='constant', tau='0.2'),
-      "tau = '0.2' is not a number: give one or, in a config file, dict(name='linear_schedule'",
-    ),
+    (dict(name='constant', tau='0.2'), "tau = '0.2' is not a number: give a number or {'name': 'linear_schedule'"),
     (dict(name='constant', tau=True), 'tau = True must be a finite number'),
     (
       dict(name='shifted_cosine', tau_min=0.1, tau_max=0.2, shift=0.0, scale=0),
