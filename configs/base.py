@@ -83,7 +83,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.parallel.map = 'pmap'  # pmap or shard_map; both give the same results
   config.parallel.devices = 0  # devices to use on this machine (0: all)
   config.parallel.cpu_devices = 1  # split a CPU into this many devices, because convolutions often leave cores idle
-  config.parallel.steps_per_call = 0  # steps scanned in one dispatch (0: an epoch on accelerators, 1 on a CPU)
+  config.parallel.steps_per_call = 0  # steps scanned in one dispatch (0: an epoch, at most 512, or 1 on a CPU)
   config.parallel.processes = 1  # above 1: jax.distributed; start the same command once per host
 
   config.checkpoint = ConfigDict()

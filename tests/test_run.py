@@ -117,3 +117,11 @@ def test_views_may_be_smaller_than_the_images_of_evaluations(tmp_path):
     assert prepared.views.shown(np.zeros((12, 12, 3), np.uint8)).shape == (12, 12, 3)
   with contextlib.closing(prepared.host_batches(0)) as batches:
     assert [group.shape for group in next(batches)['images']] == [(32, 2, 8, 8, 3)]
+
+
+@pytest.mark.parametrize('steps', [1, 97, 390, 512, 513, 1021, 4062, 5004, 100_000])
+def test_parts_of_an_epoch_are_short_and_equal(steps):
+  part = builder.equal_part(steps, 512)
+  calls = -(-steps // part)
+  assert part <= 512 and part * (calls - 1) < steps <= part * calls
+  assert calls <= max(1, steps / 256)  # no more calls than parts of half that length

@@ -165,7 +165,7 @@ class Model:
     """Mean cross-entropy of classes [b], or mean binary cross-entropy of labels [b, c]."""
     if self.several:
       return optax.sigmoid_binary_cross_entropy(logits, targets.astype(logits.dtype)).mean()
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    return optax.softmax_cross_entropy(logits, jax.nn.one_hot(targets, logits.shape[-1])).mean()
 
 
 def on_features(width: int, classes: int, several: bool) -> Model:

@@ -150,7 +150,7 @@ class _Classifier:
       def loss(trained):
         logits, stats = self.logits({**state['params'], **trained}, state['stats'], images, train=True)
         weight = weights[own_labels]
-        cross_entropy = optax.softmax_cross_entropy_with_integer_labels(logits, own_labels)
+        cross_entropy = optax.softmax_cross_entropy(logits, jax.nn.one_hot(own_labels, logits.shape[-1]))
         return jnp.sum(weight * cross_entropy) / lax.pmean(jnp.sum(weight), AXIS), stats
 
       trained = self.trained(state['params'])

@@ -24,8 +24,8 @@ def false_negatives(scores: jax.Array, where: jax.Array, *, top: int, threshold:
   require('threshold', threshold, lambda t: -1 <= t <= 1, 'a cosine, in [-1, 1]')
   scores = jnp.where(where, jax.lax.stop_gradient(to_float32(scores)), -jnp.inf)
   _, index = jax.lax.top_k(scores, min(top, scores.shape[1]))
-  rows = jnp.broadcast_to(jnp.arange(len(scores))[:, None], index.shape)
-  return jnp.zeros(scores.shape, bool).at[rows, index].set(True) & (scores > threshold)
+  rows = jnp.arange(len(scores))[:, None]
+  return jnp.zeros(scores.shape, bool).at[rows, index].set(True, unique_indices=True) & (scores > threshold)
 
 
 def fnc(

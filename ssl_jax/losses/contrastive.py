@@ -350,4 +350,5 @@ def _hardest(neg: jax.Array, where: jax.Array | None, fraction: float) -> tuple[
   sizes = np.minimum(np.maximum(np.ceil(fraction * numbers - 1e-9), 1), numbers).astype(np.int32)
   _, index = jax.lax.top_k(masked(jax.lax.stop_gradient(neg), where), int(sizes[-1]))
   size = jnp.asarray(sizes)[jnp.sum(where, axis=1)]
-  return jnp.take_along_axis(neg, index, axis=1), jnp.arange(sizes[-1])[None] < size[:, None]
+  rows = jnp.arange(len(neg))[:, None]
+  return neg.at[rows, index].get(unique_indices=True), jnp.arange(sizes[-1])[None] < size[:, None]

@@ -32,7 +32,7 @@ def barlow_twins(z1: jax.Array, z2: jax.Array, *, lam: float = 0.0051, axis_name
   z1, z2 = (_center(z, axis_name) for z in (z1, z2))
   z1, z2 = (z * jax.lax.rsqrt(_mean(z * z, axis_name) + 1e-5) for z in (z1, z2))
   correlation = _covariance(z1, z2, axis_name)
-  diagonal = jnp.diagonal(correlation)
+  diagonal = _diagonal(correlation)
   return jnp.sum((1 - diagonal) ** 2) + lam * (jnp.sum(correlation**2) - jnp.sum(diagonal**2))
 
 
@@ -61,7 +61,7 @@ def vicreg(
   loss = invariance * jnp.mean(_mean((z1 - z2) ** 2, axis_name))
   for z in (_center(z1, axis_name), _center(z2, axis_name)):
     matrix = _covariance(z, z, axis_name) * (size / (size - 1))
-    variances = jnp.diagonal(matrix)
+    variances = _diagonal(matrix)
     loss += variance * jnp.mean(jax.nn.relu(1 - jnp.sqrt(variances + 1e-4)))
     loss += covariance * (jnp.sum(matrix**2) - jnp.sum(variances**2)) / dimension
   return loss
@@ -168,7 +168,7 @@ def emp_ssl(*views: jax.Array, invariance: float = 200.0, eps: float = 0.2, axis
   def rate(z):
     moments = _covariance(z.T, z.T, None) * dimension / size if few else _covariance(z, z, axis_name)
     triangle = jnp.linalg.cholesky(jnp.eye(len(moments), dtype=z.dtype) + dimension / eps * moments)
-    return jnp.sum(jnp.log(jnp.diagonal(triangle)))
+    return jnp.sum(jnp.log(_diagonal(triangle)))
 
   # No jax.vmap: batched products can deadlock on a CPU that is split into several devices (jax 0.10).
   rates = jnp.stack([rate(view) for view in z])
@@ -207,6 +207,11 @@ def _covariance(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> jax.Arra
   """The mean of z1 z2ᵀ over the examples, for centered views.  [B, D] ×2 -> [D, D]"""
   covariance = jnp.matmul(z1.T, z2, precision=jax.lax.Precision.HIGHEST) / z1.shape[0]
   return covariance if axis_name is None else jax.lax.pmean(covariance, axis_name)
+
+
+def _diagonal(matrix: jax.Array) -> jax.Array:
+  """The diagonal. The gradient of `jnp.diagonal` is a scatter, which is slow with deterministic operations on a GPU."""
+  return jnp.sum(jnp.where(jnp.eye(len(matrix), dtype=bool), matrix, 0), axis=1)
 
 
 def _standardize(z: jax.Array, eps: float, axis_name: str | None) -> jax.Array:

@@ -181,8 +181,9 @@ def mean(values: Sequence[jax.Array]) -> jax.Array:
 def write(table: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
   """The table with the rows of some examples replaced.  [N, ...], int [B], [B, ...] -> [N, ...]"""
   # An image that replaces a broken one may be in the batch twice. Only its first row is written.
-  again = jnp.argmax(index[:, None] == index[None], axis=1) != jnp.arange(len(index))
-  return table.at[jnp.where(again, len(table), index)].set(rows, mode='drop')
+  place = jnp.arange(len(index))
+  again = jnp.argmax(index[:, None] == index[None], axis=1) != place
+  return table.at[jnp.where(again, len(table) + place, index)].set(rows, mode='drop', unique_indices=True)
 
 
 def require_momentum(**values: float) -> None:

@@ -10,6 +10,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from ssl_jax.arrays import to_float32
+from ssl_jax.models.embedding import Embed
 from ssl_jax.models.encoder import Encoder
 from ssl_jax.models.transformer import LayerNorm, attend, require_sizes, require_text
 from ssl_jax.registry import require, require_choice
@@ -118,7 +119,7 @@ class BERT(SentenceEncoder):
     require('data.tokens', length, lambda x: x <= self.positions, f'at most model.positions = {self.positions}')
     keys = jax.vmap(lambda words: jax.random.wrap_key_data(words, impl='threefry2x32'))(key_words) if train else None
     real = tokens != PAD
-    embed = lambda number, name: nn.Embed(number, self.width, embedding_init=_NORMAL, dtype=self.dtype, name=name)
+    embed = lambda number, name: Embed(number, self.width, embedding_init=_NORMAL, dtype=self.dtype, name=name)
     x = embed(self.vocabulary, 'words')(tokens)
     x = x + embed(self.positions, 'positions')(jnp.arange(length))[None]
     x = x + embed(2, 'kinds')(jnp.zeros((1, 1), jnp.int32))  # inputs are single sentences, so every token has type 0

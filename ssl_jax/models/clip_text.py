@@ -11,6 +11,7 @@ from jax.typing import DTypeLike
 
 from ssl_jax.arrays import to_float32
 from ssl_jax.models.bert import KEY_WORDS, PAD, SentenceEncoder
+from ssl_jax.models.embedding import Embed
 from ssl_jax.models.transformer import LayerNorm, attend, require_sizes, require_text
 from ssl_jax.registry import require, require_choice
 
@@ -76,7 +77,7 @@ class CLIPText(SentenceEncoder):
     tokens = sentences[:, : sentences.shape[1] - KEY_WORDS]
     length = tokens.shape[1]
     require('data.tokens', length, lambda x: x <= self.positions, f'at most positions = {self.positions}')
-    embed = lambda number, std, name: nn.Embed(
+    embed = lambda number, std, name: Embed(
       number, self.width, embedding_init=nn.initializers.normal(std), dtype=self.dtype, name=name
     )
     x = embed(self.vocabulary, 0.02, 'token_embedding')(tokens)
@@ -86,4 +87,4 @@ class CLIPText(SentenceEncoder):
       x = block(self.heads, self.depth, self.activation, self.dtype, name=f'resblocks_{i}')(x)
     x = _Norm(name='ln_final')(x)
     last = jnp.max(jnp.where(tokens != PAD, jnp.arange(length)[None], 0), axis=1)
-    return to_float32(jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0])
+    return to_float32(x.at[jnp.arange(len(x)), last].get(unique_indices=True))

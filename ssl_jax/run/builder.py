@@ -25,6 +25,8 @@ from ssl_jax.run.devices import AXIS, Devices, jit_once
 from ssl_jax.run.online_probe import OnlineProbe
 from ssl_jax.run.state import State, average_of
 
+LONGEST_CALL = 512  # steps in one dispatch by default; progress is shown and a signal obeyed between two dispatches
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -90,7 +92,7 @@ class Run:
   def steps_per_call(self, epoch: int) -> int:
     """The number of steps in one dispatch, if an epoch has `epoch` steps."""
     on_cpu = self.devices.devices[0].platform == 'cpu'
-    return self.config.parallel.steps_per_call or (1 if on_cpu else epoch)
+    return self.config.parallel.steps_per_call or (1 if on_cpu else equal_part(epoch, LONGEST_CALL))
 
   def host_batches(self, start_step: int) -> Batches:
     """This process's part of each training batch, decoded and cropped by host workers."""
@@ -106,6 +108,20 @@ class Run:
       total_steps=self.total_steps,
       captions=self.modality.reader(config, self.train),
     )
+
+
+def equal_part(steps: int, longest: int) -> int:
+  """The length of equal parts of an epoch, at most `longest`. If nothing divides the epoch, the last part is shorter.
+
+  Each length is compiled separately, so a divisor above half of `longest` is preferred.
+
+  >>> equal_part(390, 512), equal_part(5004, 512), equal_part(4062, 512)
+  (390, 417, 508)
+  """
+  if steps <= longest:
+    return steps
+  divisors = [part for part in range(longest // 2, longest + 1) if steps % part == 0]
+  return max(divisors, default=math.ceil(steps / math.ceil(steps / longest)))
 
 
 def shorten_warmup(config: ConfigDict, changed: Collection[str], planned: ConfigDict) -> str:
