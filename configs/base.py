@@ -138,8 +138,11 @@ def get_config(arg: str = '') -> ConfigDict:
 
 
 def options(config: ConfigDict, arg: str, variants: Mapping[str, Mapping[str, Any]] | None = None) -> ConfigDict:
-  """Applies `arg` to the config: comma-separated names of `variants` (dicts of keys), then `key=value` pairs."""
-  variants, given = variants or {}, split_options(arg)
+  """Applies `arg` to the config: comma-separated names of `variants` (dicts of keys), then `key=value` pairs.
+
+  The name of the config's own method, such as `simclr`, is accepted as well and changes nothing.
+  """
+  variants, given = {config.method.name: {}} | dict(variants or {}), split_options(arg)
   for name in (option for option in given if '=' not in option):
     if name not in variants:
       hint = nearest(name, sorted(variants))

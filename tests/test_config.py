@@ -23,6 +23,12 @@ def test_every_config_and_variant_is_valid(path):
     config.validate(config.load(f'{path}:{variant},seed=3'), base.get_config())
 
 
+def test_the_method_of_a_config_may_be_named():
+  assert config.load('configs/cifar10.py:simclr,dystress') == config.load('configs/cifar10.py:dystress')
+  with pytest.raises(ValueError, match=r"^option 'simclrr' is neither key=value nor a variant .*: did you mean 'simclr'"):
+    config.load('configs/cifar10.py:simclrr')
+
+
 @pytest.mark.parametrize('path', ('configs/imagenet100.py', 'configs/stl10.py'))
 @pytest.mark.slow
 def test_every_recipe_of_large_images_makes_a_network(path):

@@ -87,4 +87,4 @@ class CLIPText(SentenceEncoder):
       x = block(self.heads, self.depth, self.activation, self.dtype, name=f'resblocks_{i}')(x)
     x = _Norm(name='ln_final')(x)
     last = jnp.max(jnp.where(tokens != PAD, jnp.arange(length)[None], 0), axis=1)
-    return to_float32(x.at[jnp.arange(len(x)), last].get(unique_indices=True))
+    return to_float32(x.at[jnp.arange(x.shape[0]), last].get(unique_indices=True))
