@@ -47,6 +47,7 @@ COPIES = {
   'CONTRIBUTING.md': 'contributing.md',
   'CHANGELOG.md': 'changelog.md',
   'benchmarks/README.md': 'benchmarks.md',
+  'benchmarks/cpu.md': 'benchmarks_cpu.md',
   'experiments/README.md': 'experiments/index.md',
 }
 
