@@ -15,7 +15,8 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.data import archives
-from ssl_jax.data.sources import Source, check_size, digest_of, open_image, stamp
+from ssl_jax.data.decoding import check_size, open_image
+from ssl_jax.data.sources import Source, digest_of, stamp
 from ssl_jax.registry import nearest
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')

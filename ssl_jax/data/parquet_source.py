@@ -17,9 +17,10 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.data import shards
+from ssl_jax.data.decoding import open_image
 from ssl_jax.data.folder_source import shown
 from ssl_jax.data.shards import Shard
-from ssl_jax.data.sources import THREADS, Source, digest_of, one_line, open_image, without_labels
+from ssl_jax.data.sources import THREADS, Source, digest_of, one_line, without_labels
 from ssl_jax.registry import nearest
 
 WINDOW = 4096  # default of data.shuffle_window: images that are shuffled together

@@ -27,7 +27,7 @@ import numpy as np
 from absl import flags
 from PIL import Image
 
-from ssl_jax.data import image_ops, sources
+from ssl_jax.data import decoding, image_ops, sources
 from ssl_jax.registry import require
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Loader:
     surplus = min(min(h, w) // (2 * crop.size) for crop, (_, _, h, w) in zip(self.crops, boxes, strict=True))
     if surplus >= 2:
       image.draft('RGB', (width // surplus, height // surplus))
-    image = sources.rgb(image)
+    image = decoding.rgb(image)
     x, y = image.width / width, image.height / height
     views = []
     for crop, (top, left, h, w) in zip(self.crops, boxes, strict=True):

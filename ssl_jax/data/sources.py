@@ -14,7 +14,6 @@ import copy
 import functools
 import hashlib
 import importlib
-import io
 import os
 import struct
 import sys
@@ -27,13 +26,10 @@ from PIL import Image, UnidentifiedImageError
 
 from ssl_jax.config import require_memory
 from ssl_jax.data import classes, embedded, embedded_captions
+from ssl_jax.data.decoding import rgb, square
 from ssl_jax.registry import require_choice
 
 T = TypeVar('T')
-
-# Of the content, whatever the name of the file. A JPEG may be an MPO. Never EPS, which runs Ghostscript.
-FORMATS = ('BMP', 'GIF', 'JPEG', 'PNG', 'WEBP')
-LARGEST_IMAGE = 2**30  # maximum bytes of one image file
 
 # What reading a broken image or text raises.
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
@@ -221,18 +217,6 @@ class Source:
     self.skipped.add(position)
 
 
-def check_size(size: int) -> None:
-  """Raises an OSError if an image of `size` bytes is too large to be read."""
-  if size > LARGEST_IMAGE:
-    raise OSError(f'it has {size / 2**30:,.0f} GiB')
-
-
-def open_image(content: bytes) -> Image.Image:
-  """The image in the content of a file, not yet decoded."""
-  check_size(len(content))
-  return Image.open(io.BytesIO(content), formats=FORMATS)
-
-
 def without_labels(count: int, total: int, first: str = '') -> tuple[None, Sequence[str]]:
   """The labels and class names of a source in which `count` images have no label. Prints a line if others have one."""
   if count < total:
@@ -301,27 +285,6 @@ def digest_of(texts: Iterable[str]) -> str:
   for text in texts:
     found.update(text.encode(errors='surrogateescape') + b'\n')
   return found.hexdigest()
-
-
-def rgb(image: Image.Image) -> Image.Image:
-  """The decoded image in RGB, 8 bits per channel."""
-  if image.mode.startswith('I'):  # 16-bit grayscale, which Pillow would clip at 255
-    image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-  elif image.mode == 'P' and 'transparency' in image.info:  # Pillow warns about direct conversion
-    image = image.convert('RGBA')
-  image.load()
-  return image if image.mode == 'RGB' else image.convert('RGB')
-
-
-def square(image: Image.Image, size: int) -> np.ndarray:
-  """The image as uint8 [size, size, 3]: the shorter side is resized to `size` and the center is cropped."""
-  if image.size != (size, size):
-    image.draft('RGB', (2 * size, 2 * size))  # decodes a large JPEG at reduced resolution, at least 2 × `size`
-    side, (width, height) = min(image.size), image.size
-    left, top = (width - side) / 2, (height - side) / 2
-    box = (left, top, left + side, top + side)
-    return np.asarray(rgb(image).resize((size, size), Image.Resampling.BILINEAR, box))
-  return np.asarray(rgb(image))
 
 
 def load(data: Mapping[str, Any], split: str) -> Source:

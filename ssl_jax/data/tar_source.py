@@ -15,9 +15,10 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.data import shards, tar_index
+from ssl_jax.data.decoding import check_size, open_image
 from ssl_jax.data.folder_source import shown
 from ssl_jax.data.shards import Shard
-from ssl_jax.data.sources import THREADS, Source, check_size, digest_of, open_image, without_labels
+from ssl_jax.data.sources import THREADS, Source, digest_of, without_labels
 from ssl_jax.data.tar_index import JSON, Index
 
 OPEN = 64  # shards that a process keeps open

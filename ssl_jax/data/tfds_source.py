@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import Image
 
-from ssl_jax.data import archives, folder_source, sources
+from ssl_jax.data import archives, decoding, folder_source, sources
 from ssl_jax.registry import nearest
 
 
@@ -104,7 +104,7 @@ class Tfds(sources.Source):
 
 
 def _image(example: Mapping[str, Any]) -> Image.Image:
-  return sources.open_image(example['image'].bytes_list.value[0])
+  return decoding.open_image(example['image'].bytes_list.value[0])
 
 
 def _label(example: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from ssl_jax.arrays import normalize
-from ssl_jax.data import image_ops, sources
+from ssl_jax.data import decoding, image_ops, sources
 from ssl_jax.evals import check
 from ssl_jax.methods import Method
 from ssl_jax.run.devices import Devices
@@ -138,7 +138,7 @@ def squares(source: sources.Source, positions: np.ndarray, size: int) -> tuple[n
   """Images uint8 [b, size, size, 3] and the positions that were read: a broken image is replaced by a later one."""
   if source.ready(size):
     return source.items[positions], positions
-  read = lambda k: source.first_readable(int(k), lambda image: sources.square(image, size))
+  read = lambda k: source.first_readable(int(k), lambda image: decoding.square(image, size))
   with ThreadPoolExecutor(os.cpu_count()) as pool:
     images, found = zip(*pool.map(read, positions), strict=True)
   return np.stack(images), np.array(found)
