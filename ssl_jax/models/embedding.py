@@ -34,7 +34,7 @@ def lookup(table: jax.Array, index: jax.Array) -> jax.Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _lookup(rows, table, index):
   del rows
-  return table[index]
+  return jnp.take(table, index, axis=0)
 
 
 def _forward(rows, table, index):
