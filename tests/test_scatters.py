@@ -5,12 +5,15 @@ Such a scatter took nine tenths of a step of a small BERT. No training step may 
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 from benchmarks import simclr
 from configs import cifar10
 from ssl_jax import config, models
-from ssl_jax.models.bert import KEY_WORDS
+from ssl_jax.arrays import cross_entropy
+from ssl_jax.run.online_probe import OnlineProbe
 
 
 def sequential(function, *arguments):
@@ -47,9 +50,20 @@ def test_no_method_scatters_in_sequence(variant):
 
 @pytest.mark.parametrize('name', ['bert_tiny', 'clip_text_tiny', 'vit_tiny32'])
 def test_no_transformer_scatters_in_sequence(name):
-  is_text = name != 'vit_tiny32'
-  encoder = models.create(name, **(dict(vocabulary=100, positions=16) if is_text else {}))
-  shape, dtype = ((4, 8 + KEY_WORDS), jnp.uint32) if is_text else ((4, 32, 32, 3), jnp.float32)
-  inputs = jnp.ones(shape, dtype)
-  variables = encoder.init(jax.random.key(0), inputs, train=False)
+  encoder = models.create(name)
+  inputs = models.example(encoder, 32)
+  variables = jax.eval_shape(lambda: encoder.init(jax.random.key(0), inputs, train=False))
   assert not sequential(jax.grad(lambda v: encoder.apply(v, inputs, train=True).sum()), variables)
+
+
+def test_no_classifier_scatters_in_sequence():
+  probe, features = OnlineProbe(np.arange(8) % 3, learning_rate=0.1), jnp.ones((4, 5))
+  assert not sequential(probe.update, probe.init(5), features, jnp.arange(4))
+  logits, labels = jax.random.normal(jax.random.key(0), (4, 3)), jnp.array([0, 2, 2, 1])
+  ours, theirs = (
+    lambda x, function=function: function(x, labels).sum()
+    for function in (cross_entropy, optax.softmax_cross_entropy_with_integer_labels)
+  )
+  assert not sequential(jax.grad(ours), logits) and sequential(jax.grad(theirs), logits)
+  np.testing.assert_allclose(ours(logits), theirs(logits), rtol=1e-6)
+  np.testing.assert_allclose(jax.grad(ours)(logits), jax.grad(theirs)(logits), rtol=1e-5, atol=1e-7)

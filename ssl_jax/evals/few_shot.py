@@ -26,6 +26,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from ssl_jax.arrays import cross_entropy
 from ssl_jax.data import pipeline
 from ssl_jax.models.norm import BatchNorm
 
@@ -165,7 +166,7 @@ class Model:
     """Mean cross-entropy of classes [b], or mean binary cross-entropy of labels [b, c]."""
     if self.several:
       return optax.sigmoid_binary_cross_entropy(logits, targets.astype(logits.dtype)).mean()
-    return optax.softmax_cross_entropy(logits, jax.nn.one_hot(targets, logits.shape[-1])).mean()
+    return cross_entropy(logits, targets).mean()
 
 
 def on_features(width: int, classes: int, several: bool) -> Model:

@@ -16,6 +16,7 @@ import optax
 from jax import lax
 from ml_collections import ConfigDict
 
+from ssl_jax.arrays import cross_entropy
 from ssl_jax.data import pipeline
 from ssl_jax.data.resolve import fits, stored_size
 from ssl_jax.data.views import host_batches, image_views
@@ -150,8 +151,7 @@ class _Classifier:
       def loss(trained):
         logits, stats = self.logits({**state['params'], **trained}, state['stats'], images, train=True)
         weight = weights[own_labels]
-        cross_entropy = optax.softmax_cross_entropy(logits, jax.nn.one_hot(own_labels, logits.shape[-1]))
-        return jnp.sum(weight * cross_entropy) / lax.pmean(jnp.sum(weight), AXIS), stats
+        return jnp.sum(weight * cross_entropy(logits, own_labels)) / lax.pmean(jnp.sum(weight), AXIS), stats
 
       trained = self.trained(state['params'])
       (value, stats), grads = jax.value_and_grad(loss, has_aux=True)(trained)

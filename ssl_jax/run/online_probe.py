@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from ssl_jax.arrays import cross_entropy
 from ssl_jax.run.optimizers import for_strict_promotion
 
 Array = TypeVar('Array', np.ndarray, jax.Array)
@@ -42,7 +43,7 @@ class OnlineProbe:
 
     def loss_fn(weights):
       logits = scores(weights, features)
-      loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+      loss = cross_entropy(logits, labels).mean()
       return loss, 100.0 * jnp.mean(jnp.argmax(logits, axis=1) == labels)
 
     (loss, accuracy), grads = jax.value_and_grad(loss_fn, has_aux=True)(state['weights'])
