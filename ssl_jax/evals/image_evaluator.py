@@ -2,11 +2,9 @@
 
 import functools
 import pathlib
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from ssl_jax.config import flatten, relevant
@@ -18,7 +16,7 @@ from ssl_jax.losses import Loss
 from ssl_jax.run import online_probe
 from ssl_jax.run.builder import Run
 from ssl_jax.run.state import State
-from ssl_jax.workdir import metric_log
+from ssl_jax.workdir import metric_log, progress
 
 # The config sections that affect features, in addition to the weights and the images.
 FEATURE_SECTIONS = ('dtype', 'data', 'augment', 'augment_other', 'model', 'projector', 'method')
@@ -123,7 +121,7 @@ class ImageEvaluator:
   def results(self, state: State, workdir: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The numbers and arrays that `evaluate` writes."""
     run, choice = self.run, self.run.config.eval
-    say = _stages()
+    say = progress.stages()
     say('features')
     spaces, labels = self.all_features(state, workdir / 'features')
     say(', '.join(filter(None, ['kNN' * bool(self.k), choice.linear and f'linear ({choice.linear})', 'measures'])))
@@ -304,14 +302,3 @@ def chosen_k(choices: Mapping, labels: np.ndarray, what: str) -> tuple[int, ...]
   if max(k, default=0) > len(labels):
     raise ValueError(f'eval.k = {k} must not exceed the {len(labels)} training {what}')
   return k
-
-
-def _stages() -> Callable[[str], None]:
-  """Returns a function that prints a stage of the evaluation and the seconds since the start."""
-  start = time.monotonic()
-
-  def say(stage):
-    if jax.process_index() == 0:
-      print(f'evaluation, {time.monotonic() - start:.0f} s: {stage}', flush=True)
-
-  return say

@@ -1,7 +1,7 @@
 """Evaluation of sentence encoders: correlation with human similarity scores, and transfer to classification."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ssl_jax.data.sources import Source
 from ssl_jax.evals import features, knn, metrics, sentence_transfer, sts
 from ssl_jax.run.builder import Run
 from ssl_jax.run.state import State
-from ssl_jax.workdir import metric_log
+from ssl_jax.workdir import metric_log, progress
 
 MEASURED = 'stsb'  # the dataset for alignment and uniformity, if available
 
@@ -46,6 +46,8 @@ class SentenceEvaluator:
   def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
     """Runs all evaluations and writes evaluation.json. The state is on the host."""
     step, state = int(state.step), self.run.devices.replicate(state)
+    say = progress.stages()
+    say(f'features of {len(self._position):,} sentences')
     found = self._unit_features(state)
     layer = self.run.config.eval.features
     self.latest = found[layer]
@@ -56,7 +58,7 @@ class SentenceEvaluator:
       'settings': relevant(self.run.config.eval, 'eval.'),
       'features': layer,
       **self._correlations(self.latest),
-      **self._transfer(state),
+      **self._transfer(state, say),
       'sentences': {'train': len(self.run.train), 'test': len(self._position)},
       'measures': {layer: self._measures(x) for layer, x in found.items()} if MEASURED in self.pairs else {},
     }
@@ -102,11 +104,12 @@ class SentenceEvaluator:
     """Normalized features of every distinct sentence of the pairs, by layer."""
     return {layer: np.asarray(normalize(x)) for layer, x in self._features(state, self._groups).items()}
 
-  def _transfer(self, state: State) -> dict[str, float]:
+  def _transfer(self, state: State, say: Callable[[str], None]) -> dict[str, float]:
     """{'transfer_mean': percent, 'transfer_mr': ..., ...}; empty without `eval.transfer`."""
     found = {}
     for name, given in self.transfer.items():
       lines = list(dict.fromkeys([*given.first, *(given.second or ())]))
+      say(f'transfer to {name}, {len(lines):,} sentences')
       position = {line: at for at, line in enumerate(lines)}
       x = self._features(state, self._tokenized(lines))[self.run.config.eval.features]
       parts = [None if part is None else x[[position[line] for line in part]] for part in (given.first, given.second)]

@@ -3,7 +3,8 @@
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -106,6 +107,17 @@ def create(step: int, total: int) -> Plain:
   if jax.process_index() > 0:
     return Silent(step, total)
   return (Live if sys.stdout.isatty() else Plain)(step, total)
+
+
+def stages() -> Callable[[str], None]:
+  """Returns a function that prints a stage of an evaluation and the seconds since the start."""
+  start = time.monotonic()
+
+  def say(stage: str) -> None:
+    if jax.process_index() == 0:
+      print(f'evaluation, {time.monotonic() - start:.0f} s: {stage}', flush=True)
+
+  return say
 
 
 def accuracies(results: Mapping[str, Any]) -> dict[str, Any]:

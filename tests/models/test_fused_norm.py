@@ -65,6 +65,33 @@ def test_bfloat16_keeps_float32_statistics():
   assert_close(found[0], expected[0], 2e-2)
 
 
+def in_float64(x, scale, bias, add, direction):
+  """y and the gradients of the mean of y · direction, from the formulas, for an addition and ReLU."""
+  x, scale, bias, add, direction = (np.asarray(v, np.float64) for v in (x, scale, bias, add, direction))
+  axes = tuple(range(x.ndim - 1))
+  rstd = 1 / np.sqrt(x.var(axes) + EPSILON)
+  x_hat = (x - x.mean(axes)) * rstd
+  before = x_hat * scale + bias + add
+  d = np.where(before > 0, direction, 0) / x.size
+  dx = scale * rstd * (d - d.mean(axes) - x_hat * (d * x_hat).mean(axes))
+  return np.maximum(before, 0), (dx, (d * x_hat).sum(axes), d.sum(axes), d)
+
+
+def test_bfloat16_is_at_least_as_precise_as_plain():
+  """Against float64, relative to the norm: the fused form rounds once, after the addition."""
+  inputs = arrays(dtype=jnp.bfloat16)
+  y, expected = in_float64(*inputs)
+
+  def errors(function):
+    found, (value, *_) = jax.jit(functools.partial(gradients, function(True)))(*inputs)
+    pairs = zip((value, *found), (y, *expected), strict=True)
+    return np.array([np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b) for a, b in pairs])
+
+  ours, plains = errors(fused), errors(plain)
+  assert (ours <= 1.01 * plains).all(), (ours, plains)
+  assert ours.max() < 3e-3, ours
+
+
 @pytest.mark.parametrize('devices', [2, 4])
 def test_sharded_equals_single(devices):
   x, scale, bias, add, direction = arrays()
