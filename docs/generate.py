@@ -51,6 +51,9 @@ COPIES = {
   'experiments/README.md': 'experiments/index.md',
 }
 
+# The experiments that the page of results shows first.
+PAPERS = ('dystress', 'behaviour', 'cacr', 'balanced', 'sentences')
+
 # The pages of the API, in the order of the imports.
 API = {
   'Library': ('temperature', 'pairs', 'stream', 'losses', 'arrays', 'registry'),
@@ -347,14 +350,18 @@ def _copy(source: pathlib.Path, target: pathlib.Path, pages: Mapping[str, str]) 
 
 
 def result_sections() -> str:
-  """A section for each experiment: its question, its picture and a link to its page."""
-  parts = []
-  for file in sorted((ROOT / 'experiments').glob('*/README.md')):
+  """A section for each experiment that was run: its answer, its picture and a link to its page; then the others."""
+  files = sorted((ROOT / 'experiments').glob('*/README.md'), key=lambda file: file.parent.name)
+  places = {name: place for place, name in enumerate(PAPERS)}
+  parts, waiting = [], []
+  for file in sorted(files, key=lambda file: places.get(file.parent.name, len(PAPERS))):
     name = file.parent.name
     title, _, rest = file.read_text().removeprefix('# ').partition('\n')
-    question = rest.strip().split('\n\n')[0]
-    question = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', question)
-    block = [f'## {title}', question]
+    answer = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', rest.strip().split('\n\n')[0])
+    if (file.parent / 'sweep.py').exists() and not (file.parent / 'results.jsonl').exists():
+      waiting.append(f'- [{title}](_generated/experiments/{name}.md)')
+      continue
+    block = [f'## {title}', answer]
     picture = file.parent / 'results.svg'
     if picture.exists():
       copy = GENERATED / 'images' / f'experiments_{name}_results.svg'
@@ -363,7 +370,7 @@ def result_sections() -> str:
       block.append(f'![Published numbers and numbers measured here: {title}](_generated/images/{copy.name})')
     block.append(f'[Full table, findings and commands](_generated/experiments/{name}.md)')
     parts.append('\n\n'.join(block))
-  return '\n\n'.join(parts) + '\n'
+  return '\n\n'.join([*parts, '## Ready, not run', '\n'.join(waiting)]) + '\n'
 
 
 def reproduced() -> str:
