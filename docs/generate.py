@@ -350,18 +350,20 @@ def _copy(source: pathlib.Path, target: pathlib.Path, pages: Mapping[str, str]) 
 
 
 def result_sections() -> str:
-  """A section for each experiment that was run: its answer, its picture and a link to its page; then the others."""
+  """A section for each experiment that was run: answer, claims, picture and a link to its page; then the others."""
   files = sorted((ROOT / 'experiments').glob('*/README.md'), key=lambda file: file.parent.name)
   places = {name: place for place, name in enumerate(PAPERS)}
   parts, waiting = [], []
   for file in sorted(files, key=lambda file: places.get(file.parent.name, len(PAPERS))):
     name = file.parent.name
     title, _, rest = file.read_text().removeprefix('# ').partition('\n')
-    answer = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', rest.strip().split('\n\n')[0])
+    answer = _unlinked(rest.strip().split('\n\n')[0])
     if (file.parent / 'sweep.py').exists() and not (file.parent / 'results.jsonl').exists():
       waiting.append(f'- [{title}](_generated/experiments/{name}.md)')
       continue
     block = [f'## {title}', answer]
+    if claims := re.search(r'## Claims of the paper\n\n(.*?)(?=\n## )', rest, re.DOTALL):
+      block.append(_unlinked(claims[1].strip()))
     picture = file.parent / 'results.svg'
     if picture.exists():
       copy = GENERATED / 'images' / f'experiments_{name}_results.svg'
@@ -371,6 +373,11 @@ def result_sections() -> str:
     block.append(f'[Full table, findings and commands](_generated/experiments/{name}.md)')
     parts.append('\n\n'.join(block))
   return '\n\n'.join([*parts, '## Ready, not run', '\n'.join(waiting)]) + '\n'
+
+
+def _unlinked(text: str) -> str:
+  """Markdown with the text of its links only."""
+  return re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', text)
 
 
 def reproduced() -> str:
