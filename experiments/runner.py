@@ -70,9 +70,9 @@ def slowdown(side_by_side: int) -> float:
   return 1 + 0.6 * (side_by_side - 1)
 
 
-def needed_minutes(alone: Sequence[float], running: Sequence[float], side_by_side: int) -> list[float]:
-  """Minutes until each job would end if it started now, concurrently with the active runs."""
-  slower = slowdown(side_by_side)
+def needed_minutes(alone: Sequence[float], running: Sequence[float], side_by_side: int, others: int = 0) -> list[float]:
+  """Minutes until each job would end if it started now, concurrently with the active runs and those of other sweeps."""
+  slower = slowdown(side_by_side + others)
   return [max(own * slower, (sum(running) + own) * slower / side_by_side) for own in alone]
 
 
@@ -190,6 +190,7 @@ class Session:
   runs: pathlib.Path
   budget: float  # minutes
   side_by_side: int
+  others: int
   commit: str
 
   def __post_init__(self):
@@ -208,15 +209,15 @@ class Session:
       return None
     alone = lambda row, seed: estimate(self.sweep, row, seed, self.finished, self.device, self.runs)
     running = [alone(child.row, child.seed) for child in self.running]
-    needed = needed_minutes([alone(*job) for job in self.jobs], running, self.side_by_side)
+    needed = needed_minutes([alone(*job) for job in self.jobs], running, self.side_by_side, self.others)
     left = self.budget - self.elapsed()
     return next(((*job, m) for job, m in zip(self.jobs, needed, strict=True) if m <= left), None)
 
   def start(self, row: Row, seed: int, minutes: float, program: str) -> None:
     self.say(f'starts {row.name}, seed {seed}: about {minutes:.1f} min')
     environment = dict(os.environ)
-    if self.side_by_side > 1:  # unless the user has set a fraction
-      environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / self.side_by_side:.3f}')
+    if (runs := self.side_by_side + self.others) > 1:  # unless the user has set a fraction
+      environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / runs:.3f}')
     self.jobs.remove((row, seed))
     self.running.append(Child(self.sweep, row, seed, self.runs, program, environment))
 
@@ -241,7 +242,7 @@ class Session:
   def record(self, child: Child) -> None:
     """Appends the result of a run that has ended, or reports why there is none."""
     command = shlex.join(self.sweep.command(child.row, child.seed, pathlib.Path('runs') / self.folder.name))
-    facts = dict(commit=self.commit, wall_seconds=child.seconds(), side_by_side=self.side_by_side)
+    facts = dict(commit=self.commit, wall_seconds=child.seconds(), side_by_side=self.side_by_side + self.others)
     try:
       result = child.result(command=command, **facts)
     except (ValueError, OSError, KeyError) as error:
@@ -262,6 +263,7 @@ def run(
   runs: pathlib.Path,
   budget: float = math.inf,
   side_by_side: int = 1,
+  others: int = 0,
   only: Sequence[str] = (),
   seeds: int = 0,
   commit: str = '',
@@ -269,9 +271,12 @@ def run(
   grace: float = GRACE,
 ) -> list[str]:
   """Starts the missing runs that fit into the budget (in minutes). Returns the names of those that failed."""
-  if side_by_side > 1 and sweep.timed:
-    raise ValueError(f'--side-by-side={side_by_side} would distort the times in this table: leave it out')
-  session, signals = Session(sweep, folder, runs, budget, side_by_side, commit or commit_here()), []
+  for flag, count, least in (('side-by-side', side_by_side, 1), ('others', others, 0)):
+    if count < least:
+      raise ValueError(f'--{flag}={count} must be at least {least}')
+    if count > least and sweep.timed:
+      raise ValueError(f'--{flag}={count} would distort the times in this table: leave it out')
+  session, signals = Session(sweep, folder, runs, budget, side_by_side, others, commit or commit_here()), []
   session.jobs = missing(sweep, session.finished, only, seeds)
   stops = (signal.SIGINT, signal.SIGTERM)
   previous = [signal.signal(number, lambda number, _: signals.append(number)) for number in stops]
@@ -302,6 +307,7 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
   late = 'start no run that would end later'
   parser.add_argument('--budget-minutes', dest='budget', type=float, default=math.inf, help=late)
   parser.add_argument('--side-by-side', type=int, default=1, help='number of runs at once (2 or 3 with NVIDIA MPS)')
+  parser.add_argument('--others', type=int, default=0, help='number of runs of other sweeps on the same device')
   parser.add_argument('--only', type=names, default=(), help='names of rows, separated by commas, in this order')
   parser.add_argument('--of', default='', help="the rows of a table or figure of the paper, such as 'Table 3'")
   parser.add_argument('--seeds', type=int, default=0, help='smallest number of seeds per row')

@@ -378,7 +378,7 @@ def test_a_run_ends_after_those_before_it():
 
 def test_a_run_is_planned_with_those_under_way(place, monkeypatch):
   (_, run), asked = place, []
-  plan = lambda alone, running, side_by_side: asked.append(len(running)) or [0.0] * len(alone)
+  plan = lambda alone, running, side_by_side, others: asked.append(len(running)) or [0.0] * len(alone)
   monkeypatch.setattr(runner, 'needed_minutes', plan)
   run(sweep_of(tau(0.1), tau(0.2)), side_by_side=2)
   assert asked[:2] == [0, 1]
@@ -409,6 +409,19 @@ def test_two_runs_side_by_side_share_the_memory(place, tmp_path, monkeypatch):
   assert (tmp_path / 'runs' / 'tau_0.2_seed0' / 'share').read_text() == '0.1'
   with pytest.raises(ValueError, match='--side-by-side=2 would distort the times'):
     run(sweep_of(tau(0.7), timed=True), side_by_side=2)
+  with pytest.raises(ValueError, match='--side-by-side=0 must be at least 1'):
+    run(sweep, side_by_side=0)
+
+
+def test_runs_of_other_sweeps_are_counted(place, tmp_path):
+  folder, run = place
+  assert run(sweep_of(tau(0.2)), others=2) == []
+  (found,) = tables.read(folder / 'results.jsonl')
+  assert found['side_by_side'] == 3 and 'alone_seconds' not in found
+  assert (tmp_path / 'runs' / 'tau_0.2_seed0' / 'share').read_text() == '0.300'
+  assert runner.needed_minutes([5.0], [], 1, others=1) == [8.0]
+  with pytest.raises(ValueError, match='--others=1 would distort the times'):
+    run(sweep_of(tau(0.2), timed=True), others=1)
 
 
 def test_the_commit_is_dirty_if_code_differs_but_not_if_results_do(tmp_path, monkeypatch):
