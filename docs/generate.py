@@ -52,7 +52,7 @@ COPIES = {
 }
 
 # The experiments that the page of results shows first.
-PAPERS = ('dystress', 'behaviour', 'cacr', 'balanced', 'sentences')
+SHOWN_FIRST = ('dystress', 'behaviour', 'cacr', 'balanced', 'sentences')
 
 # The pages of the API, in the order of the imports.
 API = {
@@ -351,17 +351,15 @@ def _copy(source: pathlib.Path, target: pathlib.Path, pages: Mapping[str, str]) 
 
 def result_sections() -> str:
   """A section for each experiment that was run: answer, claims, picture and a link to its page; then the others."""
-  files = sorted((ROOT / 'experiments').glob('*/README.md'), key=lambda file: file.parent.name)
-  places = {name: place for place, name in enumerate(PAPERS)}
+  files = {file.parent.name: file for file in sorted((ROOT / 'experiments').glob('*/README.md'))}
   parts, waiting = [], []
-  for file in sorted(files, key=lambda file: places.get(file.parent.name, len(PAPERS))):
-    name = file.parent.name
+  for name in dict.fromkeys([*SHOWN_FIRST, *files]):
+    file = files[name]
     title, _, rest = file.read_text().removeprefix('# ').partition('\n')
-    answer = _unlinked(rest.strip().split('\n\n')[0])
     if (file.parent / 'sweep.py').exists() and not (file.parent / 'results.jsonl').exists():
       waiting.append(f'- [{title}](_generated/experiments/{name}.md)')
       continue
-    block = [f'## {title}', answer]
+    block = [f'## {title}', _unlinked(rest.strip().split('\n\n')[0])]
     if claims := re.search(r'## Claims of the paper\n\n(.*?)(?=\n## )', rest, re.DOTALL):
       block.append(_unlinked(claims[1].strip()))
     picture = file.parent / 'results.svg'

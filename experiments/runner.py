@@ -197,6 +197,11 @@ class Session:
     self.begin, self.device, self.finished = time.monotonic(), device_here(), tables.done(self.sweep, self.folder)
     self.jobs, self.running, self.failed, self.stopping = [], [], [], False
 
+  @property
+  def at_once(self) -> int:
+    """Runs on the device, including those of other sweeps."""
+    return self.side_by_side + self.others
+
   def elapsed(self) -> float:
     return (time.monotonic() - self.begin) / 60
 
@@ -216,8 +221,8 @@ class Session:
   def start(self, row: Row, seed: int, minutes: float, program: str) -> None:
     self.say(f'starts {row.name}, seed {seed}: about {minutes:.1f} min')
     environment = dict(os.environ)
-    if (runs := self.side_by_side + self.others) > 1:  # unless the user has set a fraction
-      environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / runs:.3f}')
+    if self.at_once > 1:  # unless the user has set a fraction
+      environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / self.at_once:.3f}')
     self.jobs.remove((row, seed))
     self.running.append(Child(self.sweep, row, seed, self.runs, program, environment))
 
@@ -242,7 +247,7 @@ class Session:
   def record(self, child: Child) -> None:
     """Appends the result of a run that has ended, or reports why there is none."""
     command = shlex.join(self.sweep.command(child.row, child.seed, pathlib.Path('runs') / self.folder.name))
-    facts = dict(commit=self.commit, wall_seconds=child.seconds(), side_by_side=self.side_by_side + self.others)
+    facts = dict(commit=self.commit, wall_seconds=child.seconds(), side_by_side=self.at_once)
     try:
       result = child.result(command=command, **facts)
     except (ValueError, OSError, KeyError) as error:

@@ -74,12 +74,13 @@ TABLE_12 = (
 
 
 SCRATCH = ('simcse', 'dystress', 'shifted_4', 'macl')
+SMALL = {'model.name': 'bert_small', 'model.pooling': 'mean'}
 
 
 def from_scratch(pretrained: Row) -> Row:
   """A small BERT trained from scratch, with a vocabulary built from the sentences; the paper has no such row."""
   changes = {key: value for key, value in pretrained.changes.items() if key not in ('init', 'data.vocabulary')}
-  changes |= {'model.name': 'bert_small', 'model.pooling': 'mean', 'optimizer.learning_rate': 5e-4}
+  changes |= SMALL | {'optimizer.learning_rate': 5e-4}
   names = dict(name=f'scratch_{pretrained.name}', title=f'{pretrained.title}, small BERT from scratch')
   more = dict(seeds=(0, 1, 2), published={}, minutes=3, further=True, shows=())
   return dataclasses.replace(pretrained, **names, changes=changes, **more)
@@ -90,7 +91,7 @@ UNTRAINED = Row(
   'scratch_untrained',
   'untrained small BERT',
   CONFIG,
-  {'init': 'random', 'model.name': 'bert_small', 'model.pooling': 'mean'},
+  {'init': 'random'} | SMALL,
   seeds=(0, 1, 2),
   minutes=2,
   further=True,

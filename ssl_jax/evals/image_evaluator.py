@@ -121,7 +121,7 @@ class ImageEvaluator:
   def results(self, state: State, workdir: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The numbers and arrays that `evaluate` writes."""
     run, choice = self.run, self.run.config.eval
-    say = progress.stages()
+    say = progress.stages('evaluation')
     say('features')
     spaces, labels = self.all_features(state, workdir / 'features')
     say(', '.join(filter(None, ['kNN' * bool(self.k), choice.linear and f'linear ({choice.linear})', 'measures'])))

@@ -46,7 +46,7 @@ class SentenceEvaluator:
   def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
     """Runs all evaluations and writes evaluation.json. The state is on the host."""
     step, state = int(state.step), self.run.devices.replicate(state)
-    say = progress.stages()
+    say = progress.stages('evaluation')
     say(f'features of {len(self._position):,} sentences')
     found = self._unit_features(state)
     layer = self.run.config.eval.features

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from ssl_jax.evals import check, features, few_shot
 from ssl_jax.evals.scoring import METRICS, mean_and_spread
 from ssl_jax.models import torch_weights
 from ssl_jax.run.devices import Devices, jit_once
-from ssl_jax.workdir import files
+from ssl_jax.workdir import files, progress
 from ssl_jax.workdir.checkpoints import Checkpoints
 
 SEEDS = (0, 1, 2)  # draws of the shots, unless eval.seeds has several
@@ -240,7 +239,7 @@ def transfer(
   path = files.check(workdir, config.to_dict())
   encoder, opened = encoder_of(config, path), {target.name: open_set(target) for target in targets}
   seeds = tuple(int(seed) for seed in config.eval.seeds) if len(config.eval.seeds) > 1 else SEEDS
-  file, begin = path / 'transfer.json', time.monotonic()
+  file, stage = path / 'transfer.json', progress.stages('transfer')
   results: dict[str, Any] = {'weights': _weights(encoder), 'sets': {}}
   if file.exists():
     stored = files.read_json(file)
@@ -258,7 +257,7 @@ def transfer(
       if kind in entry:
         print(f'transfer: {what}: done before, {entry[kind]["mean"]:.2f}', flush=True)
         continue
-      say = lambda text, what=what: print(f'transfer, {time.monotonic() - begin:.0f} s: {what}: {text}', flush=True)
+      say = lambda text, what=what: stage(f'{what}: {text}')
       entry[kind] = _evaluate(encoder, opened[target.name], target.metric, kind, protocol, seeds, say)
       results['sets'][target.name] = entry
       results['mean'] = {k: _mean(results['sets'], k) for k in KINDS}

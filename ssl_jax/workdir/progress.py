@@ -109,13 +109,13 @@ def create(step: int, total: int) -> Plain:
   return (Live if sys.stdout.isatty() else Plain)(step, total)
 
 
-def stages() -> Callable[[str], None]:
-  """Returns a function that prints a stage of an evaluation and the seconds since the start."""
+def stages(what: str) -> Callable[[str], None]:
+  """Returns a function that prints a stage of `what`, such as an evaluation, and the seconds since the start."""
   start = time.monotonic()
 
   def say(stage: str) -> None:
     if jax.process_index() == 0:
-      print(f'evaluation, {time.monotonic() - start:.0f} s: {stage}', flush=True)
+      print(f'{what}, {time.monotonic() - start:.0f} s: {stage}', flush=True)
 
   return say
 
