@@ -37,7 +37,7 @@ def _published_and_here(sweep: tables.Sweep, finished: Mapping):
         spread = statistics.stdev(values) if len(values) > 1 else None
         axis.errorbar(statistics.mean(values), place, xerr=spread, fmt='o', color=COLOURS[0], capsize=3, label='here')
     axis.set(yticks=range(len(rows)), yticklabels=titles, ylim=(len(rows) - 0.5, -0.5))
-    axis.set_xlabel(textwrap.fill(column.title, 24))
+    axis.set_xlabel(textwrap.fill(column.title, 20))
     axis.margins(x=0.1)
   marks = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
   figure.legend(marks.values(), marks, loc='outside upper right', ncols=2)
