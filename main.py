@@ -58,13 +58,13 @@ def parse(arguments: Sequence[str]) -> Command:
   for text in (config, workdir, *arguments):
     if '\0' in text:
       raise ValueError(f'{text!r} has a NUL character, which no path or value may have: remove it')
-  for argument in paths:
-    if mode not in ('compare', 'prepare', 'transfer') or argument.startswith('-'):
-      raise ValueError(f'{argument!r} is not a flag: give --config, --config.KEY=VALUE, --workdir or --mode')
   if mode not in MODES:
     close = difflib.get_close_matches(mode, MODES, n=1)
     fix = f'did you mean {close[0]!r}?' if close else f'give one of {", ".join(MODES)}'
     raise ValueError(f'--mode={mode!r} is not a valid mode: {fix}')
+  for argument in paths:
+    if mode not in ('compare', 'prepare', 'transfer') or argument.startswith('-'):
+      raise ValueError(f'{argument!r} is not a flag: give --config, --config.KEY=VALUE, --workdir or --mode')
   if mode == 'compare' and not workdir:
     raise ValueError('--workdir is missing: give a directory for the comparison, such as --workdir=runs/compared')
   if mode in ('report', 'compare') and workdir and (config or overrides):

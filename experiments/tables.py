@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from configs import base
 from ssl_jax import config
 from ssl_jax.registry import nearest
+from ssl_jax.workdir.files import write_text
 
 MARKS = ('<!-- table -->', '<!-- end of table -->')
 
@@ -124,9 +125,7 @@ def read(file: pathlib.Path) -> list[dict]:
 
 def append(file: pathlib.Path, result: Mapping) -> None:
   """Adds a result to results.jsonl atomically. An incomplete last line is dropped."""
-  part = file.with_suffix('.part')
-  part.write_text(''.join(json.dumps(row) + '\n' for row in [*read(file), result]))
-  part.replace(file)
+  write_text(file, ''.join(json.dumps(row) + '\n' for row in [*read(file), result]))
 
 
 def done(sweep: Sweep, folder: pathlib.Path) -> dict[tuple[str, int], dict]:

@@ -177,10 +177,10 @@ def test_scores_that_are_not_finite_are_an_error(monkeypatch):
     knn.accuracy(x, y, x, y, k=(5,), temperature=1e-300)
   with pytest.raises(ValueError, match=r'^k: \(True,\)'):
     knn.classify(x, y, x, k=(True,))
-  with pytest.raises(ValueError, match=r'^scores of the linear classifier: holds NaN or infinity'):
+  with pytest.raises(ValueError, match=r'^scores of the linear classifier contain NaN or infinity'):
     linear.fit(x, y, x, y, 'cacr_small', learning_rates=[3e38])
   monkeypatch.setattr(knn, '_classify', lambda *_, **__: np.full((20, 1, 2), np.nan, np.float32))
-  with pytest.raises(ValueError, match=r'^scores of 5 neighbours: holds NaN or infinity'):
+  with pytest.raises(ValueError, match=r'^scores of 5 neighbors contain NaN or infinity'):
     knn.accuracy(x, y, x, y, k=(5,))
 
 
@@ -188,7 +188,7 @@ def test_features_that_are_not_finite_are_an_error():
   devices = Devices.choose('pmap', 1)
   source = sources.Arrays(np.zeros((4, 8, 8, 3), np.uint8), np.arange(4) % 2)
   apply = lambda params, stats, images, places: {'backbone': images[..., 0, 0].astype(np.float32) / 0}
-  with pytest.raises(ValueError, match=r'^features of the backbone: holds NaN or infinity'):
+  with pytest.raises(ValueError, match=r'^features of the backbone contain NaN or infinity'):
     features.extract(
       devices.map(apply, replicated=2, sharded=2, out='sharded'),
       devices,

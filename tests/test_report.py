@@ -398,7 +398,7 @@ def test_compare_shows_what_only_some_runs_have(runs, tmp_path):
   assert (first[head.index('linear, %')], second[head.index('linear, %')]) == (f'{lost:.2f}', '–')
   assert (first[head.index('knn7, %')], second[head.index('knn7, %')]) == ('–', '12.25')
   assert head[2:4] == ['knn1, %', 'knn5, %'], 'what all runs have comes first'
-  assert 'Not all runs have linear, knn7. To add it: main.py --mode=evaluate' in text
+  assert 'Not all runs have linear, knn7. To add it: python main.py --mode=evaluate' in text
   assert 'Measures of the projector features' in text and re.search(r'RankMe.*\| –', text)
 
 
@@ -624,13 +624,13 @@ def test_nothing_to_report_is_refused_in_one_line(tmp_path):
 
 def test_a_missing_matplotlib_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'matplotlib', None)
-  with pytest.raises(ValueError, match=r"matplotlib, .*pip install 'ssl_jax\[plots\]'"):
+  with pytest.raises(ValueError, match=r"matplotlib, .*pip install -e '\.\[plots\]'"):
     figures.separation(np.ones(3), np.ones(3))
 
 
 def test_a_missing_bokeh_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'bokeh.document', None)
-  with pytest.raises(ValueError, match=r"bokeh, .*pip install 'ssl_jax\[plots\]'"):
+  with pytest.raises(ValueError, match=r"bokeh, .*pip install -e '\.\[plots\]'"):
     charts.embed({'loss': figures.Chart('loss', [figures.Curve('', [(0, 1)])])})
 
 

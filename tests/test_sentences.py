@@ -13,7 +13,7 @@ from ssl_jax import config, methods, train
 from ssl_jax.data.modality import IMAGES, SENTENCES
 from ssl_jax.evals import evaluate, sentence_transfer, sts
 from ssl_jax.models import torch_weights
-from ssl_jax.reporting import export, report, views
+from ssl_jax.reporting import export, report, torch_code, views
 from ssl_jax.run import builder
 from tests.helpers import asked_to_stop_at, changed, final
 
@@ -178,6 +178,27 @@ def test_the_exported_encoder_gives_the_same_features_and_starts_another_run(tra
   assert results['step'] == 0
   found = json.loads((workdir / 'evaluation.json').read_text())
   assert results['spearman_mean'] == pytest.approx(found['spearman_mean'], abs=1e-6)
+
+
+def test_an_exported_clip_text_encoder_names_torch_code_that_computes_its_features(trained, tmp_path):
+  torch = pytest.importorskip('torch')
+  from safetensors.torch import load_file
+
+  sizes = dict(name='clip_text_tiny', width=16, depth=1, heads=2, vocabulary=400, positions=32)
+  chosen = small(trained[0], model=sizes, steps=1)
+  train.train(chosen, str(tmp_path))
+  out = export.export(chosen, str(tmp_path))
+  code = torch_code.source(builder.build(chosen).method.network.encoder, chosen.data.tokens)
+  text = (out / 'README.md').read_text()
+  assert code in text and "features = encoder(inputs['input_ids'])" in text
+  scope: dict = {}
+  exec(code, scope)
+  scope['encoder'].load_state_dict(load_file(out / 'model.safetensors'))
+  tokens = builder.build(chosen).train.items[:3]
+  with torch.no_grad():
+    features = scope['encoder'].eval()(torch.tensor(tokens.astype(np.int64)))
+  program = jax.export.deserialize(bytearray((out / 'encoder.jax').read_bytes()))
+  np.testing.assert_allclose(program.call(tokens), features, atol=1e-5)
 
 
 def test_the_report_shows_the_correlations(trained):

@@ -112,13 +112,13 @@ def override(config: ConfigDict, key: str, value: Any) -> None:
         del section[stale]
     section.name = value
     return
-  if last not in section and not named:
-    raise ValueError(f'config key {key!r} = {show(value)} does not exist: {_elsewhere(config, last, section)}')
   if named:
     if last in section:
       del section[last]  # the type may change, such as from a number to the dict of a schedule
     section[last] = value
     return
+  if last not in section:
+    raise ValueError(f'config key {key!r} = {show(value)} does not exist: {_elsewhere(config, last, section)}')
   if isinstance(section[last], ConfigDict):
     if not is_mapping(value):
       known = ', '.join(section[last]) or "its keys, such as {'flip': 0.5}"
@@ -134,7 +134,7 @@ def override(config: ConfigDict, key: str, value: Any) -> None:
 
 def _elsewhere(config: ConfigDict, last: str, section: ConfigDict) -> str:
   """A hint for a key that does not exist in its section: it may be in another section."""
-  found = [key for key in flatten(config) if key.endswith(f'.{last}')]
+  found = [key for key in flatten(config) if key == last or key.endswith(f'.{last}')]
   if len(found) == 1:
     return f'did you mean {found[0]!r}?'
   return f'give one of {", ".join(found)}' if found else nearest(last, list(section))

@@ -32,7 +32,7 @@ def load(data: Mapping[str, Any], split: str) -> Arrays:
   if images.ndim == 3:
     images = images[..., None]
   if images.ndim != 4 or images.shape[-1] not in (1, 3) or not images.size:
-    raise ValueError(f'{name} has shape {images.shape}: store [N, H, W, 3], or [N, H, W] for greyscale')
+    raise ValueError(f'{name} has shape {images.shape}: store [N, H, W, 3], or [N, H, W] for grayscale')
   if images.shape[-1] == 1:
     images = np.repeat(images, 3, axis=-1)
   if labels is not None:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from ssl_jax.data import archives
 from ssl_jax.data.decoding import check_size, open_image
-from ssl_jax.data.sources import Source, digest_of, stamp
+from ssl_jax.data.sources import Source, digest_of, one_line, stamp
 from ssl_jax.registry import nearest
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
@@ -139,8 +139,8 @@ def _with_captions(source: Folder, file: pathlib.Path) -> Folder:
         found[path].append(caption.strip())
       except ValueError as error:
         if line.strip() and source.broken == 'error':
-          reason = ' '.join(str(error).split())
-          raise ValueError(f'{file}, line {number} ({reason}): fix or remove it, or set data.broken=skip') from error
+          where = f'{file}, line {number} ({one_line(error)})'
+          raise ValueError(f'{where}: fix or remove it, or set data.broken=skip') from error
   source.captions = {path: tuple(captions) for path, captions in found.items()}
   return source
 

@@ -9,7 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ssl_jax.data import cache, folder_source, imbalance, sources, tfds_source
-from ssl_jax.registry import require_choice
+from ssl_jax.registry import plain, require_choice
 
 ON_DEVICE_LIMIT = 4 * 2**30  # maximum bytes of decoded images that `data.on_device=auto` puts on the device
 
@@ -31,9 +31,7 @@ def eval_data(config: ConfigDict) -> dict[str, Any]:
       'eval.data.path, or eval.data.source=tfds'
     )
   another = {'classes': ''} if 'name' in changes else {}
-  elsewhere = (
-    {'path': ''} if 'source' in changes else {}
-  )  # data.path belongs to data.source and does not apply to another source
+  elsewhere = {'path': ''} if 'source' in changes else {}  # data.path belongs to data.source
   return {**config.data.to_dict(), **another, **elsewhere, **changes}
 
 
@@ -103,24 +101,20 @@ def split_names(data: Mapping[str, Any]) -> dict[str, str]:
   return {key: auto[key] if value == 'auto' else value for key, value in given.items()}
 
 
-def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
-  return data.to_dict() if isinstance(data, ConfigDict) else dict(data)
-
-
 def locate(data: Mapping[str, Any]) -> Mapping[str, Any]:
   """`data`, with 'imagenet' resolved to a tfds dataset or class folders in `data.path`, and 'auto' to folder names."""
   require_choice('data.source', data['source'], (*sources.LOADERS, 'imagenet', 'text'))
   if data['source'] != 'imagenet':
-    return data if 'auto' not in (data['train_split'], data['test_split']) else {**_plain(data), **split_names(data)}
+    return data if 'auto' not in (data['train_split'], data['test_split']) else {**plain(data), **split_names(data)}
   root = tfds_source.data_dir(data['path'])
-  plain = _plain(data)
+  section = plain(data)
   if (root / 'imagenet2012').is_dir():
-    splits = {key: {'val': 'validation'}.get(plain[key], plain[key]) for key in ('train_split', 'test_split')}
-    return {**plain, **splits, 'source': 'tfds', 'name': 'imagenet2012'}
-  if (root / plain['train_split']).is_dir():
-    return {**plain, 'source': 'folder'}
+    splits = {key: {'val': 'validation'}.get(section[key], section[key]) for key in ('train_split', 'test_split')}
+    return {**section, **splits, 'source': 'tfds', 'name': 'imagenet2012'}
+  if (root / section['train_split']).is_dir():
+    return {**section, 'source': 'folder'}
   raise ValueError(
-    f'data.path = {data["path"]!r} has neither a prepared tfds imagenet2012 nor {plain["train_split"]}/<wnid>/*.JPEG '
+    f'data.path = {data["path"]!r} has neither a prepared tfds imagenet2012 nor {section["train_split"]}/<wnid>/*.JPEG '
     f"(looked in {root}): set --config.data.path to ImageNet's folder, or put ILSVRC2012_img_train.tar and _val.tar "
     'into ~/tensorflow_datasets/downloads/manual and run `tfds build imagenet2012 --file_format=array_record`'
   )

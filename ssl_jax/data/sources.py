@@ -225,6 +225,7 @@ def without_labels(count: int, total: int, first: str = '') -> tuple[None, Seque
 
 
 def one_line(error: Exception) -> str:
+  """The message of an error on one line."""
   return ' '.join(str(error).split()) or type(error).__name__
 
 

@@ -46,7 +46,7 @@ def two(name: str, x: ArrayLike, other_name: str, other: ArrayLike) -> tuple[jax
 def finite(name: str, scores: Any, fix: str) -> None:
   """Raises if a score is not finite, because the predicted class would then be arbitrary."""
   if not np.isfinite(scores).all():
-    raise ValueError(f'{name}: holds NaN or infinity, so nothing can be said about them; {fix}')
+    raise ValueError(f'{name} contain NaN or infinity: {fix}')
 
 
 def labels(name: str, y: ArrayLike | None, examples: int, *, classes: int = 2) -> np.ndarray:

@@ -122,7 +122,7 @@ def extract(
   read = found[: len(source)] == np.arange(len(source))  # False if another image replaced a broken one
   source.skipped.update(np.flatnonzero(~read).tolist())  # including those that other processes skipped
   for layer, x in features.items():
-    check.finite(f'features of the {layer}', x, 'the weights have diverged: use an earlier checkpoint')
+    check.finite(f'features of the {layer}', x, 'the weights have diverged, so use an earlier checkpoint')
   chosen = slice(len(source)) if read.all() else np.flatnonzero(read)  # a slice makes no copy
   labels = None if source.labels is None else source.labels[chosen]
   return jax.tree.map(lambda x: x[chosen], features), labels

@@ -135,8 +135,7 @@ class _Classifier:
     x = (jnp.asarray(x, jnp.float32) - self.center[None, :]) / self.scale
     if self.frozen:
       x = lax.stop_gradient(x)
-    head = params['head']
-    return jnp.matmul(x, head['kernel'], precision=lax.Precision.HIGHEST) + head['bias'][None, :], stats
+    return linear.logits(params['head'], x), stats
 
   def trained(self, params):
     return {'head': params['head']} if self.frozen else params
@@ -318,10 +317,9 @@ def _host_epochs(run: Run, source, update, batch, epochs, seed):
 
 def _width(run: Run, encoder, stats) -> int:
   """The number of features of the encoder."""
-  size = run.config.data.image_size
-  images = jnp.zeros((1, size, size, 3), jnp.float32)
-  apply = lambda: run.method.network.encoder.apply({'params': encoder, 'batch_stats': stats}, images, train=False)
-  return jax.eval_shape(apply).shape[1]
+  module, variables = run.method.network.encoder, {'params': encoder, 'batch_stats': stats}
+  images = module.example(run.config.data.image_size)
+  return jax.eval_shape(lambda: module.apply(variables, images, train=False)).shape[1]
 
 
 def _on_head(direction: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -286,7 +286,7 @@ def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[s
   if count > (len(test) / 2 if isinstance(test.origin or test, sources.Arrays) else 0):
     raise ValueError(
       f'{names["test"]}: {count:,} of its {len(test):,} images are also in {names["train"]}, each its own nearest '
-      'neighbour: give splits without common images, or the same split twice and data.held_out=0.1'
+      'neighbor: give splits without common images, or the same split twice and data.held_out=0.1'
     )
 
 

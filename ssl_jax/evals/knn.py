@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ssl_jax.arrays import normalize, to_float32
+from ssl_jax.arrays import normalize
 from ssl_jax.evals import check, row_blocks
 from ssl_jax.evals.scoring import classes_before, percent
 from ssl_jax.registry import is_whole, require_choice, require_positive
@@ -140,7 +140,7 @@ def classify(
   )
   found = {number: np.asarray(scores[:, i]) for i, number in enumerate(k)}
   for number, votes in found.items():
-    check.finite(f'scores of {number} neighbours', votes, f'give another temperature than {temperature:g}')
+    check.finite(f'scores of {number} neighbors', votes, f'give another temperature than {temperature:g}')
   return found
 
 
@@ -149,7 +149,7 @@ def whitened(bank: ArrayLike, queries: ArrayLike) -> tuple[np.ndarray, np.ndarra
 
   Variances are treated as at least a thousandth of the largest, since directions with less are mostly noise.
   """
-  bank, queries = (np.asarray(normalize(to_float32(x))) for x in _inputs(bank, queries, 1))
+  bank, queries = (np.asarray(normalize(x)) for x in _inputs(bank, queries, 1))
   mean = bank.mean(axis=0, keepdims=True)
   bank, queries = bank - mean, queries - mean
   variances, axes = np.linalg.eigh(np.float64(bank.T @ bank / np.float32(len(bank))))

@@ -316,7 +316,7 @@ def logistic(
 
 
 @jax.jit
-def _moments(x, targets):
+def _gram_and_cross(x, targets):
   """XᵀX and Xᵀ(Y − mean of Y).  [n, d], [n, c] -> [d, d], [d, c]"""
   return tuple(jnp.matmul(x.T, y, precision=HIGHEST) for y in (x, targets - targets.mean(axis=0, keepdims=True)))
 
@@ -332,7 +332,7 @@ def ridge(
   require_positive(penalty=penalty)
   train_x, test_x = _prepare(train_x, test_x, scale='coordinate')
   targets = jax.nn.one_hot(jnp.asarray(train_y), int(train_y.max()) + 1)
-  gram, cross = (np.asarray(x, np.float64) / len(train_x) for x in _moments(train_x, targets))
+  gram, cross = (np.asarray(x, np.float64) / len(train_x) for x in _gram_and_cross(train_x, targets))
   kernel = scipy.linalg.solve(gram + penalty * np.eye(len(gram)), cross, assume_a='pos')
   params = {'kernel': jnp.asarray(kernel, jnp.float32), 'bias': targets.mean(axis=0)}
   report = {'protocol': 'ridge', 'penalty': penalty}

@@ -231,7 +231,7 @@ class Loss:
   def check_temperature(self, temperature: Temperature | None) -> None:
     """Raises a ValueError if a temperature is missing, or is given to a loss that takes none."""
     if self.takes_temperature and temperature is None:
-      raise ValueError(f'temperature = None, but the loss {self.name!r} needs one')
+      raise ValueError(f'temperature = None, but the loss {self.name!r} needs one: give a number, such as 0.2')
     if not self.takes_temperature and temperature is not None:
       raise ValueError(f'the loss {self.name!r} takes no temperature: {self.properties.no_temperature}')
 

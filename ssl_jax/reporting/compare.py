@@ -226,7 +226,7 @@ def _about_accuracies(
     if neighbours := sorted({int(key[3:]) for key in keys if re.fullmatch(r'knn\d+', key)}):
       choice = f'{",".join(map(str, neighbours))}{"," * (len(neighbours) == 1)}'
       adds = any(key.startswith('knn') for key in some)
-      text += f' To add it: main.py --mode=evaluate --workdir=RUN "--config.eval.k=({choice})".' * adds
+      text += f' To add it: python main.py --mode=evaluate --workdir=RUN "--config.eval.k=({choice})".' * adds
   return text.strip()
 
 

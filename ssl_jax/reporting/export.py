@@ -91,7 +91,7 @@ def _image_notes(config: ConfigDict, encoder: Encoder) -> Notes:
   )
 
 
-def _sentence_notes(config: ConfigDict, encoder: models.BERT) -> Notes:
+def _sentence_notes(config: ConfigDict, encoder: models.BERT | models.CLIPText) -> Notes:
   tokens, rules = config.data.tokens, config.data.vocabulary.endswith('.json')
   file = 'tokenizer.json' if rules else 'vocab.txt'
   load = "from transformers import BertTokenizerFast\n\ntokenizer = BertTokenizerFast('vocab.txt')\n"
@@ -100,20 +100,25 @@ def _sentence_notes(config: ConfigDict, encoder: models.BERT) -> Notes:
       'from transformers import PreTrainedTokenizerFast\n\ntokenizer = PreTrainedTokenizerFast(tokenizer_file='
       "'tokenizer.json')\ntokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)\n"
     )
-  pooled = {
-    'cls': 'features = hidden[:, 0]',
-    'mean': "mask = inputs['attention_mask'][..., None]\nfeatures = (hidden * mask).sum(1) / mask.sum(1)",
-  }
+  if isinstance(encoder, models.BERT):
+    names, hidden = 'transformers', 'hidden = encoder(**inputs).last_hidden_state\n'
+    pooled = {
+      'cls': 'features = hidden[:, 0]',
+      'mean': "mask = inputs['attention_mask'][..., None]\nfeatures = (hidden * mask).sum(1) / mask.sum(1)",
+    }
+    compute = hidden + pooled[encoder.pooling]
+  else:
+    names, compute = 'the code below', "features = encoder(inputs['input_ids'])"
   return Notes(
     shape=str(tokens),
     dtype=jnp.uint16,
     about={'tokens': str(tokens)},
     inputs=f'sentences of {tokens} tokens',
     preprocessing='`tokenizer.json` has its vocabulary.' if rules else '`vocab.txt` is its vocabulary, in lower case.',
-    names='transformers',
+    names=names,
     torch=(
       f"{load}inputs = tokenizer(sentences, padding=True, truncation=True, max_length={tokens}, return_tensors='pt')\n"
-      f'hidden = encoder(**inputs).last_hidden_state\n{pooled[encoder.pooling]}'
+      f'{compute}'
     ),
     call=f'features = encoder.call(tokens)  # uint16 [n, {tokens}], entries of {file}, padded with 0',
     flags=f' --config.data.vocabulary={file}',

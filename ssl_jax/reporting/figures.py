@@ -66,7 +66,7 @@ def style() -> Iterator[None]:
 
 def missing(package: str) -> ValueError:
   """The error for a missing package that figures need."""
-  return ValueError(f"figures need {package}, which is not installed: pip install 'ssl_jax[plots]'")
+  return ValueError(f"figures need {package}, which is not installed: pip install -e '.[plots]'")
 
 
 def short(name: str, most: int = 24) -> str:
@@ -119,7 +119,7 @@ CURVES = {
 
 def accuracies(rows: Sequence[Mapping[str, float]]) -> list[str]:
   """The names of the accuracies that were logged during training, kNN by k."""
-  found = {k for row in rows for k in row if re.fullmatch(r'knn\d+|online_probe|zero_shot', k)}
+  found = {k for row in rows for k in row if re.fullmatch(r'knn\d+(_white)?|linear|online_probe|zero_shot', k)}
   return sorted(found, key=lambda name: (not name.startswith('knn'), len(name), name))
 
 

@@ -206,7 +206,7 @@ def _headline(run: FinishedRun) -> list[Section]:
   numbers += [
     (f'{name} {what}', Number(f'{counted}.{name}', images[name], ',d')) for name in ('train', 'test') if name in images
   ]
-  text = '' if run.evaluation else f'Not evaluated yet: main.py --mode=evaluate --workdir={run.workdir}'
+  text = '' if run.evaluation else f'Not evaluated yet: python main.py --mode=evaluate --workdir={run.workdir}'
   return [Section('Headline', text, [Cards(numbers)] if numbers else [])]
 
 

@@ -89,10 +89,10 @@ class Run:
     state = State(jnp.zeros((), jnp.int32), params, batch_stats, extra, jit_once(self.optimizer.init)(params))
     return jax.device_get(state)
 
-  def steps_per_call(self, epoch: int) -> int:
-    """The number of steps in one dispatch, if an epoch has `epoch` steps."""
+  def steps_per_call(self, steps: int) -> int:
+    """The number of steps in one dispatch, for an epoch of `steps` steps."""
     on_cpu = self.devices.devices[0].platform == 'cpu'
-    return self.config.parallel.steps_per_call or (1 if on_cpu else equal_part(epoch, LONGEST_CALL))
+    return self.config.parallel.steps_per_call or (1 if on_cpu else equal_part(steps, LONGEST_CALL))
 
   def host_batches(self, start_step: int) -> Batches:
     """This process's part of each training batch, decoded and cropped by host workers."""

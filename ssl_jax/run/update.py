@@ -77,10 +77,7 @@ def make_update(
     keys = example_keys(seed, state.step, first + jnp.arange(b))
     inputs = Inputs(make_views(augments, keys, images), index, state.step, step_key(seed, state.step))
 
-    def loss_fn(params):
-      loss, outputs = method.loss(params, state.batch_stats, state.extra, inputs)
-      return loss, outputs
-
+    loss_fn = lambda params: method.loss(params, state.batch_stats, state.extra, inputs)
     (loss, outputs), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
     metrics = {'loss': loss, **outputs.metrics}
     if axis_name:

@@ -345,5 +345,5 @@ def test_calls_wait_for_earlier_calls():
 def test_a_classifier_that_diverges_has_no_accuracy(prepared):
   parts, state = prepared
   wild = dataclasses.replace(SHORT, epochs=1, milestones=(), learning_rate=float('inf'))
-  with pytest.raises(ValueError, match=r'^features of the logits: holds NaN or infinity'):
+  with pytest.raises(ValueError, match=r'^features of the logits contain NaN or infinity'):
     finetune.finetune(parts(1), state, protocol=wild)
