@@ -12,7 +12,6 @@ instead of a small BERT.
 from ml_collections import ConfigDict
 
 from configs import base, cc3m
-from ssl_jax.data.augment import MEAN_STD
 
 VARIANTS = {
   **cc3m.VARIANTS,
@@ -31,7 +30,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.steps, config.batch_size = 2000, 64
   config.views = 1
   # No crops and no flips: captions state where the shape is, and would become wrong.
-  config.augment = dict(name='none', crop=False, **MEAN_STD['cifar10'])
+  config.augment = dict(name='none', crop=False, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
   config.model = dict(name='resnet_tiny', width=16)
   config.projector = dict(name='clip', features=(64,))
   config.method = dict(

@@ -40,7 +40,7 @@ CACR_SMALL = {
 }
 
 VARIANTS = {
-  # Fewer images of the later classes (CIFAR-LT, DySTreSS Table 4).
+  # Fewer images of the later classes (CIFAR-LT, DySTreSS Tables 6 and 7).
   'long_tail': {
     'imbalance': dict(name='exponential_tail', ratio=0.01),
     'epochs': 500,

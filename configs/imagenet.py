@@ -1,4 +1,4 @@
-"""ImageNet-1K, ResNet-50, SimCLR, 100 epochs (DySTreSS 5.2): LARS at 0.075·sqrt(batch), warm-up, cosine, bf16, 224 px.
+"""ImageNet-1K, ResNet-50, SimCLR, 100 epochs (DySTreSS): LARS at 0.075·sqrt(batch), warm-up, cosine, bf16, 224 px.
 
   python main.py --config=configs/imagenet.py --config.data.path=/data/imagenet
 
@@ -111,7 +111,7 @@ VARIANTS = {
   'dclw': {'loss': dict(name='decoupled_weighted', sigma=0.5), 'temperature': dict(name='constant', tau=0.1)},
   'macl': {'loss': dict(name='macl', tau0=0.1, alpha=0.5), 'temperature': NONE},
   # One period is the length of training. In Kukleva's code it is 400 epochs: these runs would cover half of it or less,
-  # and the temperature would only fall. DySTreSS reports neither the period nor the epochs of Table 5.
+  # and the temperature would only fall. DySTreSS trains the long-tailed set for 2,000 epochs (sec. 5.4).
   'kukleva': {'temperature': dict(name='cosine_schedule', tau_min=0.1, tau_max=1.0)},
   'byol': {
     **BYOL,

@@ -10,7 +10,6 @@ held-out images rises from 20 % (untrained; raw pixels: 34 %) to 85 % or more.
 from ml_collections import ConfigDict
 
 from configs import base
-from ssl_jax.data.augment import MEAN_STD
 
 
 def get_config(arg: str = '') -> ConfigDict:
@@ -32,7 +31,8 @@ def get_config(arg: str = '') -> ConfigDict:
     saturation=0.8,
     hue=0.5,
     grey=0.5,
-    **MEAN_STD['cifar10'],
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2023, 0.1994, 0.2010),
   )
   config.model = dict(name='resnet_tiny', width=16)
   config.projector = dict(name='simclr', features=(128, 128))

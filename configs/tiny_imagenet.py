@@ -10,10 +10,10 @@ validation images in one folder. The 100,000 images of 64 pixels fit on the devi
 from ml_collections import ConfigDict
 
 from configs import base, cifar10
-from ssl_jax.data.augment import MEAN_STD
 
+MEAN_STD = dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 VARIANTS = {
-  name: {**variant, 'augment': dict(variant['augment'], **MEAN_STD['imagenet'])} if 'augment' in variant else variant
+  name: {**variant, 'augment': dict(variant['augment'], **MEAN_STD)} if 'augment' in variant else variant
   for name, variant in cifar10.VARIANTS.items()
 }
 
@@ -24,5 +24,5 @@ def get_config(arg: str = '') -> ConfigDict:
   config.data.test_split = 'val'
   config.data.image_size = 64
   config.model = dict(name='resnet50')
-  config.augment = dict(name='dystress_cifar', **MEAN_STD['imagenet'])
+  config.augment = dict(name='dystress_cifar', **MEAN_STD)
   return base.options(config, arg, VARIANTS)

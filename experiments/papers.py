@@ -154,7 +154,7 @@ PAPERS = {
       Item('Table 14', 'time and memory per step by K', POSITIVES),
       Item('Table 15', 'contrastive losses on MoCo v2, ImageNet'),
       Item('Table 16', 'ImageNet-1K by number of epochs'),
-      Item('Table 17', 'time and memory per step by loss, MoCo v2', POSITIVES),
+      Item('Table 17', 'time and memory per step by loss, MoCo v2', f'{POSITIVES} --table=17 --methods=all'),
       Item('Table 18', 'MoCo v3 with a ResNet-50 and a ViT-B/16'),
       Item('Table 19', 'image and text (CLIP)', CLIP, needs='CC3M'),
       Item('Table 20', 'cost functions'),
