@@ -156,7 +156,7 @@ PAPERS = {
       Item('Table 16', 'ImageNet-1K by number of epochs'),
       Item('Table 17', 'time and memory per step by loss, MoCo v2', f'{POSITIVES} --table=17 --methods=all'),
       Item('Table 18', 'MoCo v3 with a ResNet-50 and a ViT-B/16'),
-      Item('Table 19', 'image and text (CLIP)', CLIP, needs='CC3M'),
+      Item('Table 19', 'image and text; the baseline is `:clip`', CLIP, needs='CC3M'),
       Item('Table 20', 'cost functions'),
       Item('Table 21', 'the classes of ImageNet-100', nothing='`data.classes=imagenet100`'),
       concept('Figure 1', 'attraction and repulsion'),

@@ -145,6 +145,13 @@ def done(sweep: Sweep, folder: pathlib.Path) -> dict[tuple[str, int], dict]:
   return found
 
 
+def by_row(sweep: Sweep, folder: pathlib.Path) -> dict[str, list[dict]]:
+  """The results of each row that was run, in the order of their seeds."""
+  finished = done(sweep, folder)
+  found = {row.name: _results(row, finished) for row in sweep.rows}
+  return {name: results for name, results in found.items() if results}
+
+
 def _relevant(saved: Mapping) -> dict:
   """The keys that define a run. Keys missing in an older config get their defaults."""
   defaults = {k: v for k, v in config.flatten(base.get_config()).items() if k.split('.')[0] not in config.NAMED}

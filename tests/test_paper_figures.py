@@ -95,6 +95,7 @@ def test_each_data_set_has_its_own_figures(tmp_path):
   for name in ('svhn_hard_0.3', 'svhn_triplet', 'triplet'):
     record(tmp_path, behaviour.SWEEP, name, metrics=metrics, curves=curves)
   drawn = {path.name: path.read_text() for path in behaviour.main(tmp_path, tmp_path)}
+  assert not [name for name, text in drawn.items() if 'mathdefault' in text]  # the style turns off math
   names = ('accuracy', 'uniformity', 'tolerance', 'separation', 'similarities')
   assert set(drawn) == {f'{name}{ending}.svg' for name in names for ending in ('', '_svhn')}
   assert 'SVHN</text>' in drawn['separation_svhn.svg'] and 'SVHN</text>' not in drawn['separation.svg']

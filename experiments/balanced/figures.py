@@ -89,10 +89,7 @@ def main(results: pathlib.Path = EXPERIMENTS, out: pathlib.Path | None = None) -
   """Draws all figures that have results, and returns their files."""
   files = []
   for folder, (ending, chosen) in SWEEPS.items():
-    finished = tables.done(chosen, results / folder)
-    found: dict[str, list] = {}
-    for (name, _), result in sorted(finished.items()):
-      found.setdefault(name, []).append(result)
+    found = tables.by_row(chosen, results / folder)
     for name, draw in FIGURES.items():
       if figure := draw(found):
         files.append((out or EXPERIMENTS / 'balanced') / f'{name}{ending}.svg')

@@ -89,6 +89,7 @@ def similarities(results: Results) -> Figure:
       counts = np.array(curves[f'similarities_{kind}'])
       axis.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, color=colour, label=label)
     axis.set(xlim=(-1, 1), yscale='log', ylim=(1e-3, 1e2))
+    axis.set_yticks([0.01, 1, 100], ['0.01', '1', '100'])  # the style turns off the math of matplotlib's own labels
   panels[0][0].legend(fontsize=6, loc='upper left')
   figure.supxlabel('cosine similarity', fontsize=9)
   figure.supylabel('density', fontsize=9)
@@ -110,12 +111,9 @@ def of_data(data: Data, found: Results) -> dict[str, Figure]:
 
 def main(results: pathlib.Path = FOLDER, out: pathlib.Path = FOLDER) -> list[pathlib.Path]:
   """Draws all figures that have results, and returns their files."""
-  finished, found = tables.done(SWEEP, results), {}
-  for row in SWEEP.rows:
-    found[row.name] = [result for (name, _), result in sorted(finished.items()) if name == row.name]
-  if lacking := [name for name, of_row in found.items() if not of_row]:
+  found = tables.by_row(SWEEP, results)
+  if lacking := [row.name for row in SWEEP.rows if row.name not in found]:
     print(f'not run yet: {", ".join(lacking)}')
-  found = {name: of_row for name, of_row in found.items() if of_row}
   drawn = {name: figure for data in DATA for name, figure in of_data(data, found).items()}
   for name, figure in drawn.items():
     (out / f'{name}.svg').write_text(svg(figure, paper='white'))

@@ -139,10 +139,7 @@ FIGURES = {
 
 def main(results: pathlib.Path = FOLDER, out: pathlib.Path = FOLDER) -> list[pathlib.Path]:
   """Draws all figures with at least two rows that were run, and returns their files."""
-  finished, found = tables.done(SWEEP, results), {}
-  for (name, _), result in sorted(finished.items()):
-    found.setdefault(name, []).append(result)
-  written = []
+  found, written = tables.by_row(SWEEP, results), []
   for name, (draw, items) in FIGURES.items():
     needed = [row.name for row in SWEEP.rows if set(items) & set(row.shows)]
     here = [row for row in needed if row in found]

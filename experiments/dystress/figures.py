@@ -76,22 +76,15 @@ def along(results: Results, names: Mapping[str, str], xlabel: str, accuracy: str
   return figure
 
 
-def _found(chosen: tables.Sweep, folder: pathlib.Path) -> dict[str, list]:
-  found: dict[str, list] = {}
-  for (name, _), result in sorted(tables.done(chosen, folder).items()):
-    found.setdefault(name, []).append(result)
-  return found
-
-
 def from_results(experiments: pathlib.Path = EXPERIMENTS) -> dict[str, Figure]:
   """{name: figure} of Figures 5 to 8. A figure needs at least two of its rows. Missing rows are printed."""
-  here = _found(sweep.SWEEP, experiments / 'dystress')
+  here = tables.by_row(sweep.SWEEP, experiments / 'dystress')
   wanted: list[tuple[str, Results, dict[str, str], str, str]] = []
   for ending, prefix in (('', ''), ('_cifar100', 'cifar100_')):
     for name, rows in AXES.items():
       prefixed = {prefix + row: title for row, title in rows.items()}
       wanted.append((name + ending, here, prefixed, LABELS[name], sweep.KNN))
-  there = _found(imagenet.SWEEP, experiments / 'dystress_imagenet')
+  there = tables.by_row(imagenet.SWEEP, experiments / 'dystress_imagenet')
   ranges = {row.name: _range(row) for row in imagenet.SWEEP.of('Figure 5')}
   wanted.append(('ranges_imagenet100', there, ranges, LABELS['ranges'], imagenet.KNN))
   drawn = {}
