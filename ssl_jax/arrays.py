@@ -17,7 +17,9 @@ def to_float32(x: jax.typing.ArrayLike) -> jax.Array:
 
 
 def normalize(x: jax.typing.ArrayLike, axis: int = -1) -> jax.Array:
-  """x / ‖x‖ in float32. A vector shorter than 1e-12 becomes 0, with gradient 0.  [..., D] -> [..., D]
+  """x / ‖x‖ in float32.  [..., D] -> [..., D]
+
+  A vector shorter than 1e-12 becomes 0, with gradient 0. One longer than 1e19, whose square overflows, becomes NaN.
 
   >>> print(normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
   [[0.6 0.8]
@@ -26,7 +28,8 @@ def normalize(x: jax.typing.ArrayLike, axis: int = -1) -> jax.Array:
   x = to_float32(x)
   square = jnp.sum(x * x, axis=axis, keepdims=True)
   short = square < 1e-24
-  return x * jnp.where(short, 0, jax.lax.rsqrt(jnp.where(short, 1, square)))
+  inverse = jnp.where(short, 0, jax.lax.rsqrt(jnp.where(short, 1, square)))
+  return x * jnp.where(square < jnp.inf, inverse, jnp.nan)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:

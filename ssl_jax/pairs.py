@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.arrays import check_mapping, normalize, to_float32
-from ssl_jax.registry import require, require_choice
+from ssl_jax.registry import is_whole, require, require_choice
 from ssl_jax.stream import Source, Stream, in_blocks
 
 
@@ -235,7 +235,7 @@ def with_queue(
   """
   chex.assert_rank([query, key, queue], [2, {2, 3}, 2])
   key = key[:, None] if key.ndim == 2 else key
-  chex.assert_equal_shape_prefix([query, key], 1)
+  chex.assert_shape(key, (query.shape[0], None, query.shape[1]))
   query, key, keys = (_prepare(x, similarity) for x in (query, key, queue))
   check_mapping(query, axis_name)
   own, instances = jnp.arange(query.shape[0]), jnp.full(keys.shape[0], -1)  # -1: a key of an earlier batch
@@ -268,10 +268,13 @@ def with_bank(
   """
   chex.assert_rank([query, bank, index], [2, 2, 1])
   chex.assert_equal_shape_prefix([query, index], 1)
+  bank = jnp.asarray(bank)
+  _check_entries('index', index, bank.shape[0])
   if negatives is None:
     keys, entries = bank, jnp.arange(bank.shape[0])
   else:
     chex.assert_rank(negatives, {1, 2})
+    _check_entries('negatives', negatives, bank.shape[0])
     keys, entries = bank[negatives], negatives
   query, own, keys = (_prepare(x, similarity) for x in (query, bank[index], keys))
   pos = _row_similarities(query, own, similarity)[:, None]
@@ -282,12 +285,20 @@ def with_bank(
   return Pairs(pos, *_masked(_row_similarities(query[:, None], keys, similarity), entries != index[:, None]))
 
 
+def _check_entries(name: str, entries: jax.Array, size: int) -> None:
+  """Raises a ValueError unless all entries are in a bank. jax would replace others by the nearest valid ones."""
+  if not isinstance(entries, jax.core.Tracer):
+    found = np.asarray(entries)
+    if len(wrong := found[(found < 0) | (found >= size)]):
+      raise ValueError(f'{name} has the entry {wrong[0]}, but the bank has {size}: give numbers from 0 to {size - 1}')
+
+
 def check_block(block: int) -> None:
   """Raises a ValueError unless `block` is an integer of at least 0.
 
   >>> check_block(1024)
   """
-  require('block', block, lambda n: isinstance(n, int) and n >= 0, 'a number of queries, or 0 for all at once')
+  require('block', block, lambda n: is_whole(n) and n >= 0, 'a number of queries, or 0 for all at once')
 
 
 def check_similarity(similarity: str) -> None:

@@ -47,18 +47,33 @@ def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
     kind = 'a schedule of the step' if isinstance(temperature, OfStep) else 'the temperature of a run'
     fix = 'pass schedule(step)' if isinstance(temperature, OfStep) else 'pass schedule.at(params, step)'
     raise ValueError(f'temperature is {kind}, not a function of the similarity: {fix}')
+  if not callable(temperature):
+    if np.shape(temperature) == (1,):
+      temperature = jnp.reshape(temperature, ())
+    check_temperature(temperature)
   if isinstance(s, Stream):
     return _scaled_stream(s, temperature)
   if callable(temperature):
     return s / temperature(s if isinstance(temperature, with_gradient) else jax.lax.stop_gradient(s))
-  if np.ndim(temperature) == 0:
-    require_positive(temperature=temperature)
   tau = jnp.asarray(temperature, s.dtype)
   if tau.ndim > s.ndim or any(n not in (1, size) for n, size in zip(tau.shape, s.shape, strict=False)):
     raise ValueError(
       f'temperature has shape {tau.shape}, but the similarities have shape {s.shape}: give a number, or one per query'
     )
   return s / (tau.reshape(tau.shape + (1,) * (s.ndim - tau.ndim)) if tau.ndim else tau)
+
+
+def check_temperature(temperature: float | jax.Array) -> None:
+  """Raises a ValueError unless a temperature, or each of several, is positive and finite. Tracers are not checked.
+
+  >>> check_temperature(np.array([0.1, 0.2]))
+  """
+  if np.ndim(temperature) == 0:
+    require_positive(temperature=temperature)
+  elif not isinstance(temperature, jax.core.Tracer):
+    tau = np.asarray(temperature, np.float32)
+    if len(wrong := tau[~((tau > 0) & (tau < np.inf))]):
+      raise ValueError(f'temperature = {wrong[0]:g} for one of the queries must be positive and finite')
 
 
 def _scaled_stream(s: Stream, temperature: Temperature) -> Any:

@@ -112,7 +112,7 @@ def test_only_regular_files_are_read(tmp_path):
   for path in (tmp_path / 'pipe.npz', tmp_path / 'zero.npz', pathlib.Path('/dev/zero')):
     with pytest.raises(ValueError) as error:
       sources.load(data('arrays', path), 'train')
-    one_line(error, 'there is no such archive')
+    one_line(error, 'it does not exist, or is not a regular file')
   (tmp_path / 'train').mkdir()
   for name, make in {'pipe.png': os.mkfifo, 'zero.png': lambda path: path.symlink_to('/dev/zero')}.items():
     make(tmp_path / 'train' / name)

@@ -315,6 +315,8 @@ def test_the_torch_code_of_every_encoder_gives_the_same_features(model):
 def test_every_encoder_has_torch_code():
   for name in models.ENCODERS:
     compile(torch_code.source(models.create(name), 32), name, 'exec')
+  with pytest.raises(ValueError, match='the encoder Encoder has no torch code: add it to SOURCES'):
+    torch_code.source(models.Encoder(), 32)
 
 
 @pytest.mark.parametrize('method', [{}, dict(method=dict(name='moco', queue=64), projector=dict(name='moco'), ema=0.9)])

@@ -113,6 +113,22 @@ class LayoutTest(chex.TestCase):
     actual = jax.jit(pairs.with_bank)(q, bank, index, given)
     self.assert_pairs(actual, [[s(q[i], bank[index[i]])] for i in range(B)], neg)
 
+  def test_entries_that_are_not_in_the_bank_are_refused(self):
+    q, bank = jnp.eye(2), jnp.eye(4, 2)
+    for entry in (-1, 4):
+      with self.assertRaisesRegex(ValueError, f'^index has the entry {entry}, but the bank has 4'):
+        pairs.with_bank(q, bank, np.array([0, entry]))
+      with self.assertRaisesRegex(ValueError, f'^negatives has the entry {entry}, but the bank has 4'):
+        pairs.with_bank(q, bank, np.array([0, 1]), np.array([entry]))
+
+  def test_keys_of_another_width_are_refused(self):
+    with self.assertRaises(AssertionError):
+      pairs.with_queue(jnp.ones((4, 8)), jnp.ones((4, 1)), jnp.ones((5, 8)))
+
+  def test_a_vector_whose_square_overflows_becomes_nan(self):
+    x = pairs.normalize(jnp.array([[3e20, 4e20], [3.0, 4.0]]))
+    np.testing.assert_allclose(x, [[np.nan] * 2, [0.6, 0.8]], rtol=1e-6)
+
   def test_normalize(self):
     x = jnp.array([[3.0, 4.0], [0.0, 0.0], [1e-15, 0.0], [3e10, 4e10]])
     np.testing.assert_allclose(pairs.normalize(x), [[0.6, 0.8], [0, 0], [0, 0], [0.6, 0.8]], rtol=1e-6)

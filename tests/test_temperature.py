@@ -128,6 +128,12 @@ class NumberTest(absltest.TestCase):
     for tau in (0, -0.1, float('nan')):
       with self.assertRaisesRegex(ValueError, f'^temperature = {tau} must be'):
         temperature.scale(jnp.ones(3), tau)
+      for make in (np.array, jnp.array):
+        with self.assertRaisesRegex(ValueError, f'^temperature = {tau} for one of the queries must be'):
+          temperature.scale(jnp.ones(3), make([0.1, tau, 0.2]))
+
+  def test_one_temperature_in_an_array_is_a_number(self):
+    np.testing.assert_array_equal(temperature.scale(jnp.ones((2, 3)), np.array([0.5])), np.full((2, 3), 2.0))
 
 
 class ScheduleTest(absltest.TestCase):

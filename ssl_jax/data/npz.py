@@ -26,8 +26,10 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, np
 
   Raises one of BROKEN_ARCHIVE.
   """
-  if not os.path.isfile(path) or not zipfile.is_zipfile(path):  # a pipe is not opened: reading it may block forever
-    raise ValueError('there is no such archive')
+  if not os.path.isfile(path):  # a pipe is not opened: reading it may block forever
+    raise ValueError('it does not exist, or is not a regular file')
+  if not zipfile.is_zipfile(path):
+    raise ValueError('it is not an .npz file, or was cut off')
   with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as file:
     found = {}
     for name in (name for name in names if f'{name}.npy' in archive.namelist()):

@@ -224,6 +224,11 @@ def without_labels(count: int, total: int, first: str = '') -> tuple[None, Seque
   return None, ()
 
 
+def has_gaps(labels: np.ndarray) -> bool:
+  """Whether far fewer classes occur than the largest label suggests. Evaluations hold an entry for every number."""
+  return int(labels.max()) >= max(100_000, 10 * len(np.unique(labels)))
+
+
 def one_line(error: Exception) -> str:
   """The message of an error on one line."""
   return ' '.join(str(error).split()) or type(error).__name__

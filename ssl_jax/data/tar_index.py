@@ -18,7 +18,7 @@ from ssl_jax.data.shards import Shard
 BLOCK = 512  # bytes of a header; all offsets are multiples of it
 LONGEST_HEADER = 2**20  # maximum bytes of a long name or an extended header
 LONGEST_TEXT = 2**20  # maximum bytes of a .txt, .cls or .json
-VERSION = 1  # format of the stored index
+VERSION = 2  # of the stored index: its format, and what counts as a problem
 
 TEXT, JSON = 1, 2  # kinds of caption file; 0: none
 ITEM = np.dtype(
@@ -82,6 +82,7 @@ def members(descriptor: int, length: int, start: int = 0) -> Iterator[Member]:
     place = data + -(-size // BLOCK) * BLOCK
     if kind not in (b'x', b'L', b'g', b'K'):
       head, extended = place, {}
+  raise ValueError('has no block of zeros at its end, so it was probably cut off')
 
 
 def _check_header(header: bytes, place: int) -> int:

@@ -8,6 +8,7 @@ workdir. Results of the same weights that are already there are not recomputed.
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from ssl_jax.data.modality import modality_of
 from ssl_jax.evals import check, features, few_shot
 from ssl_jax.evals.scoring import METRICS, mean_and_spread
 from ssl_jax.models import torch_weights
+from ssl_jax.registry import nearest
 from ssl_jax.run.devices import Devices, jit_once
 from ssl_jax.workdir import files, progress
 from ssl_jax.workdir.checkpoints import Checkpoints
@@ -81,6 +83,9 @@ class Target(NamedTuple):
 def parse(text: str, config: ConfigDict) -> Target:
   """Parses a dataset: a NAME in `ELEVATER` or tfds, FOLDER, or NAME=FOLDER, optionally followed by :METRIC."""
   what, colon, metric = text.rpartition(':')
+  place = os.path.expanduser(what.partition('=')[2] or what)
+  if colon and metric not in METRICS and (what in ELEVATER or os.path.isdir(place)):
+    raise ValueError(f'{text!r} names the metric {metric!r}, which does not exist: {nearest(metric, METRICS)}')
   what, metric = (what, metric) if colon and metric in METRICS else (text, '')
   name, _, folder = what.partition('=')
   if not folder and (('/' in name and name not in _tfds_names()) or name.startswith(('.', '~'))):

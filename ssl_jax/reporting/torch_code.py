@@ -244,4 +244,7 @@ SOURCES: dict[type[Encoder], Callable[[Any, int], str]] = {
 
 def source(encoder: Encoder, size: int) -> str:
   """Python code that defines `encoder` in torch, for inputs of `size` pixels or tokens."""
+  if type(encoder) not in SOURCES:
+    name = type(encoder).__name__
+    raise ValueError(f'the encoder {name} has no torch code: add it to SOURCES in ssl_jax/reporting/torch_code.py')
   return SOURCES[type(encoder)](encoder, size).strip()

@@ -269,6 +269,10 @@ def damaged(tmp_path, how):
     second = archive.getmember('000001.png')
   if how == 'cut':
     content = content[: second.offset_data + 100]
+  elif how == 'cut between files':
+    content = content[: second.offset]
+  elif how == 'cut in padding':
+    content = content[: second.offset_data + second.size + 1]
   elif how == 'header':
     content[second.offset + 10] ^= 1
   elif how == 'size':
@@ -282,6 +286,8 @@ def damaged(tmp_path, how):
   ('how', 'message', 'left'),
   [
     ('cut', r'ends within 000001\.png', 1),
+    ('cut between files', 'has no block of zeros at its end', 1),
+    ('cut in padding', 'has no block of zeros at its end', 2),
     ('header', 'has no valid header at byte', 1),
     ('size', 'has no valid header at byte', 1),
     ('compressed', 'is not a tar file, or is compressed', 0),

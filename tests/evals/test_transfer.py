@@ -71,6 +71,8 @@ def test_arguments_name_sets_folders_and_metrics(chosen):
     transfer.parse('fer2013', chosen)
   with pytest.raises(ValueError, match="'=/data' is not a set: give NAME, FOLDER or NAME=FOLDER"):
     transfer.parse('=/data', chosen)
+  with pytest.raises(ValueError, match="names the metric 'accurcy', which does not exist: did you mean 'accuracy'"):
+    transfer.parse('food101:accurcy', chosen)
 
 
 def test_table_6_has_twenty_sets_each_with_its_metric():

@@ -40,7 +40,8 @@ def uniformity(x: ArrayLike, *, t: float = 2.0, block: int | None = None) -> flo
   n = len(x)
   if n < 2:
     raise ValueError(f'features: {n} example, expected at least 2 to have a pair')
-  return math.log(row_blocks.mean(_uniformity(x, t, block=block or row_blocks.rows(n, n))) / (n - 1))
+  mean = row_blocks.mean(_uniformity(x, t, block=block or row_blocks.rows(n, n))) / (n - 1)
+  return math.log(mean) if mean else -math.inf  # for a large t, it underflows
 
 
 @jax.jit

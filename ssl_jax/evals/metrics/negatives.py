@@ -10,12 +10,15 @@ from jax.typing import ArrayLike
 from ssl_jax import losses
 from ssl_jax.arrays import normalize
 from ssl_jax.evals import check, knn, row_blocks
-from ssl_jax.temperature import Temperature
+from ssl_jax.temperature import Temperature, check_temperature
 
 
 def _argument(temperature):
   """A temperature as a jit argument. A different number does not trigger recompilation; a different function does."""
-  return jax.tree_util.Partial(temperature) if callable(temperature) else jnp.asarray(temperature, jnp.float32)
+  if callable(temperature):
+    return jax.tree_util.Partial(temperature)
+  check_temperature(temperature)
+  return jnp.asarray(temperature, jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames='block')
