@@ -119,12 +119,14 @@ def run(command: Command) -> None:
   devices.compile_faster(chosen.deterministic)
   devices.start(chosen.parallel.processes, chosen.parallel.cpu_devices)
   watch.start()
+  local = ('data.path', 'data.cache', 'data.workers', 'eval.data.path', 'init')  # may differ between hosts
   try:
+    devices.require_same({'--mode': mode} | {k: v for k, v in config.flatten(chosen).items() if k not in local})
     if mode == 'transfer':
       transfer.transfer(chosen, workdir, command.paths)
     else:
       {'train': train.train, 'evaluate': evaluate.evaluate, 'views': views.draw_views}[mode](chosen, workdir)
-  except (train.Interrupted, train.Diverged):  # all processes raise these
+  except (train.Interrupted, train.Diverged, devices.Different):  # all processes raise these
     watch.end()
     raise
   watch.end()

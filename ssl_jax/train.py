@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -25,7 +26,7 @@ from ssl_jax.evals.evaluate import Evaluator, evaluator_of
 from ssl_jax.reporting import neighbours
 from ssl_jax.run import builder
 from ssl_jax.run.builder import Run
-from ssl_jax.run.devices import AXIS, compile_seconds
+from ssl_jax.run.devices import AXIS, compile_seconds, require_same
 from ssl_jax.run.state import State
 from ssl_jax.run.update import make_update, scan_update
 from ssl_jax.workdir import files, fork, metric_log, progress, wandb_log
@@ -53,6 +54,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
     wandb_log.require_package(config.log.wandb)
   parent = fork.parent_of(config, workdir)
   run = builder.build(config, resumed=files.saved(workdir) or parent is not None)
+  labels = None if run.train.labels is None else zlib.crc32(run.train.labels.tobytes())
+  require_same({'the number of training examples': len(run.train), 'the checksum of the labels': labels})
   during = run.modality.evaluates(config)
   evaluator = evaluator_of(run) if during or config.eval.at_end else None
   state = run.initial_state()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -51,8 +52,8 @@ main.app.run(main.main, flags_parser=lambda argv: main.flags.FLAGS(argv, known_o
 
 
 @contextlib.contextmanager
-def processes(folder, count, workdir, dies=None):
-  """`count` processes that train a tiny run together. `dies`: (process, moment)."""
+def processes(folder, count, workdir, dies=None, other=()):
+  """`count` processes that train a tiny run together. `dies`: (process, moment). `other`: flags of the last process."""
   file = config_file(folder, CHOICES | ({'parallel.processes': count} if count > 1 else {'parallel.devices': 1}))
   arguments = [f'--config={file}', f'--workdir={workdir}']
   environment = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'}
@@ -60,7 +61,7 @@ def processes(folder, count, workdir, dies=None):
   with contextlib.ExitStack() as stack:
     started = []
     for process in range(count):
-      program = ['main.py', *arguments]
+      program = ['main.py', *arguments, *(other if process == count - 1 else ())]
       if dies and dies[0] == process:
         program = ['-c', DIES, dies[1], *arguments]
       pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -137,3 +138,19 @@ def test_a_run_of_four_devices_resumes_on_one_and_on_two_processes(undisturbed, 
   assert_same_numbers(tmp_path / 'run', undisturbed / 'run')
   assert 'resumes at step 3 ' in finish(undisturbed, 2, tmp_path / 'other')
   assert_same_numbers(tmp_path / 'other', undisturbed / 'run')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('other', 'message'),
+  [
+    ('--config.temperature.tau=0.05', r'temperature\.tau = 0\.5 in process 0, but 0\.05 in process 1: start all'),
+    ('--mode=evaluate', "--mode = 'train' in process 0, but 'evaluate' in process 1: start all"),
+  ],
+)
+def test_processes_with_different_commands_end_in_one_line(tmp_path, other, message):
+  with processes(tmp_path, 2, tmp_path / 'run', other=[other]) as started:
+    said = [child.communicate(timeout=SECONDS) for child in started]
+  assert [child.returncode for child in started] == [1, 1], said
+  assert all(re.fullmatch(f'ssl_jax: {message}.*', error.strip()) for _, error in said), said
+  assert not (tmp_path / 'run').exists()

@@ -8,6 +8,7 @@ other files are ignored.
 import functools
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -154,6 +155,7 @@ def load(data: Mapping[str, Any], split: str) -> Parquet:
     schema, rows = _footer(file)
     if missing := [name for name in columns if name and name not in schema.names]:
       raise ValueError(f'{shown(file.path)} has no column {missing[0]!r}: it has {", ".join(schema.names)}')
+    _check_types(file, schema, columns)
     return rows, _column(file, columns.label) if columns.label else None
 
   with ThreadPoolExecutor(THREADS) as pool:
@@ -198,21 +200,35 @@ def _column(file: Shard, name: str) -> np.ndarray:
   return np.array(column.to_pylist(), object)
 
 
-def _columns(data: Mapping[str, Any], file: Shard, schema: Any) -> Columns:
-  """The columns named in `data.columns`. If it is empty: columns with a usual name and a suitable type."""
+def _fits(what: str, kind: Any) -> bool:
+  """Whether a column of an Arrow type can hold the image, text or label."""
   import pyarrow as pa
 
   is_text = lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind)
   is_list = lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind)
   is_bytes = lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-  fits = {
-    'image': lambda kind: (
-      is_bytes(kind)
-      or (pa.types.is_struct(kind) and kind.get_field_index('bytes') >= 0 and is_bytes(kind.field('bytes').type))
-    ),
-    'text': lambda kind: is_text(kind) or (is_list(kind) and is_text(kind.value_type)),
-    'label': lambda kind: pa.types.is_integer(kind) or is_text(kind),
-  }
+  if what == 'image':
+    has_bytes = pa.types.is_struct(kind) and kind.get_field_index('bytes') >= 0
+    return is_bytes(kind.field('bytes').type if has_bytes else kind)
+  if what == 'text':
+    return is_text(kind.value_type if is_list(kind) else kind)
+  return pa.types.is_integer(kind) or is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
+
+
+def _check_types(file: Shard, schema: Any, columns: Columns) -> None:
+  """Raises a ValueError for a column that occurs twice or cannot hold what it is used for."""
+  for what, name in columns._asdict().items():
+    if name and schema.names.count(name) > 1:
+      raise ValueError(f'{shown(file.path)} has several columns {name!r}: give each its own name')
+    if name and not _fits(what, kind := schema.field(name).type):
+      raise ValueError(
+        f'{shown(file.path)}: column {name!r} is of type {kind}, which does not fit the {what}: '
+        'name another column in data.columns'
+      )
+
+
+def _columns(data: Mapping[str, Any], file: Shard, schema: Any) -> Columns:
+  """The columns named in `data.columns`. If it is empty: columns with a usual name and a suitable type."""
   names, types = schema.names, dict(zip(schema.names, schema.types, strict=True))
   given = data.get('columns', '')
   if given:
@@ -224,20 +240,18 @@ def _columns(data: Mapping[str, Any], file: Shard, schema: Any) -> Columns:
       if name not in names:
         raise ValueError(f'data.columns = {given!r}: {shown(file.path)} has no column {name!r}: {nearest(name, names)}')
   else:
-    usual = zip(fits.values(), (IMAGE, TEXT, LABEL), strict=True)
-    chosen = [next((name for name in known if name in types and fit(types[name])), '') for fit, known in usual]
-    binary = [name for name in names if fits['image'](types[name])]
+    usual = dict(zip(Columns._fields, (IMAGE, TEXT, LABEL), strict=True))
+    here = {what: [name for name in known if name in types] for what, known in usual.items()}
+    chosen = [next((name for name in here[what] if _fits(what, types[name])), '') for what in usual]
+    if here['label'] and not chosen[2]:
+      name = here['label'][0]
+      print(f'column {name!r} is of type {types[name]}: labels are not used', file=sys.stderr, flush=True)
+    binary = [name for name in names if _fits('image', types[name])]
     chosen[0] = chosen[0] or (binary[0] if len(binary) == 1 else '')
     if not chosen[0]:
       raise ValueError(
         f'{shown(file.path)} has no column named {IMAGE[0]} with images as bytes, only {", ".join(names)}: '
         'name it with data.columns'
-      )
-  for name, (what, fit) in zip(chosen, fits.items(), strict=True):
-    if name and not fit(types[name]):
-      raise ValueError(
-        f'{shown(file.path)}: column {name!r} is of type {types[name]}, which does not fit the {what}: '
-        'name another column in data.columns'
       )
   return Columns(*chosen)
 
@@ -246,6 +260,8 @@ def _labels(
   data: Mapping[str, Any], split: str, files: Sequence[Shard], column: str, values: np.ndarray
 ) -> tuple[np.ndarray | None, Sequence[str]]:
   """(int32 [N], class names); (None, ()) unless every row has a label. Hugging Face uses -1 for a missing label."""
+  if values.dtype == object and len({type(value) for value in values} - {type(None)}) > 1:
+    raise ValueError(f'column {column!r} of data.{split}_split has numbers and texts: write one type into all files')
   if values.dtype == object and not all(isinstance(value, str) for value in values):
     return without_labels(sum(value is None for value in values), len(values))
   if values.dtype == object:

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,6 +69,8 @@ def _label(data: Mapping[str, Any], split: str, rule: Mapping[str, Any] | None) 
 def placed(config: ConfigDict, source: sources.Source) -> tuple[sources.Source, bool]:
   """(source, `fits`): the source decoded into memory, or memory-mapped from `data.cache`, if it fits."""
   if not fits(config, source):
+    if config.data.cache:
+      print('data.cache is not used, because the images are not kept on the device', file=sys.stderr, flush=True)
     return source, False
   size, folder = stored_size(config), config.data.cache
   return cache.load(source, size, folder) if folder else source.in_memory(size), True

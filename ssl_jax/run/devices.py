@@ -7,17 +7,21 @@ difference.
 
 import dataclasses
 import functools
+import json
 import math
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
+
+from ssl_jax.registry import show
 
 AXIS = 'batch'
 LARGEST_COPY = 2**30  # bytes sent to a device at once
@@ -60,6 +64,25 @@ def start(processes: int, cpu_devices: int) -> None:
       ) from None
     if jax.process_count() != processes:
       raise ValueError(f'parallel.processes = {processes}, but {jax.process_count()} joined: start one per host')
+
+
+class Different(ValueError):
+  """The processes were started differently. All of them raise this."""
+
+
+def require_same(settings: Mapping[str, Any]) -> None:
+  """Raises `Different` if the processes differ in {key: value}. They would train a mixture."""
+  if jax.process_count() == 1:
+    return
+  mine = json.dumps(settings, default=str).encode()
+  longest = int(multihost_utils.process_allgather(np.array(len(mine))).max())
+  gathered = multihost_utils.process_allgather(np.frombuffer(mine.ljust(longest), np.uint8))
+  first, *others = [json.loads(row.tobytes()) for row in gathered]
+  for process, other in enumerate(others, start=1):
+    for key in first | other:
+      if first.get(key) != other.get(key):
+        one, two = show(first.get(key)), show(other.get(key))
+        raise Different(f'{key} = {one} in process 0, but {two} in process {process}: start all with the same command')
 
 
 def compile_faster(deterministic: bool) -> None:

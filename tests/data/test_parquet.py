@@ -99,6 +99,28 @@ def test_columns_are_found_by_name_and_type_or_given(tmp_path):
   fails('has no column named image with images as bytes, only a, b: name it', config(tmp_path), 'test')
 
 
+def test_files_with_other_types_are_refused(tmp_path):
+  plain = [encode(pixels(k)) for k in range(3)]
+  write(tmp_path / 'train-0.parquet', {'image': plain, 'label': [0, 1, 2]})
+  write(tmp_path / 'train-1.parquet', {'image': ['a', 'b', 'c'], 'label': [0, 1, 2]})
+  fails(r"train-1\.parquet: column 'image' is of type string, which does not fit the image", config(tmp_path))
+  write(tmp_path / 'train-1.parquet', {'image': plain, 'label': ['cat', 'dog', 'owl']})
+  fails("column 'label' of data.train_split has numbers and texts: write one type", config(tmp_path))
+  twice = pa.table([plain, [0, 1, 2], [0, 1, 2]], names=['image', 'label', 'label'])
+  pq.write_table(twice, tmp_path / 'train-1.parquet')
+  fails(r"train-1\.parquet has several columns 'label': give each its own name", config(tmp_path))
+
+
+def test_categories_are_labels_and_other_types_are_named(tmp_path, capsys):
+  plain = [encode(pixels(k)) for k in range(3)]
+  write(tmp_path / 'train.parquet', {'image': plain, 'label': pa.array(['cat', 'dog', 'cat']).dictionary_encode()})
+  source = sources.load(config(tmp_path), 'train')
+  assert source.labels.tolist() == [0, 1, 0] and source.class_names == ('cat', 'dog')
+  write(tmp_path / 'train.parquet', {'image': plain, 'label': [0.0, 1.0, 2.0]})
+  assert sources.load(config(tmp_path), 'train').labels is None
+  assert "column 'label' is of type double: labels are not used" in capsys.readouterr().err
+
+
 def test_class_names_are_those_of_both_splits(tmp_path):
   write(tmp_path / 'train.parquet', {'image': images(range(2)), 'label': ['dog', 'owl']})
   write(tmp_path / 'test.parquet', {'image': images(range(2)), 'label': ['cat', 'dog']})
