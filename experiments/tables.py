@@ -11,6 +11,7 @@ from ssl_jax import config
 from ssl_jax.registry import nearest
 from ssl_jax.workdir.files import write_text
 
+Results = Mapping[str, Sequence[Mapping]]  # {row name: its results, one per seed}
 MARKS = ('<!-- table -->', '<!-- end of table -->')
 
 

@@ -10,7 +10,7 @@ been run is empty.
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -23,22 +23,21 @@ from ssl_jax.reporting.figures import COLOURS, MARKS, style, svg
 EXPERIMENTS = pathlib.Path(__file__).parent.parent
 SWEEPS = {'balanced': ('', sweep.SWEEP), 'balanced_imagenet': ('_imagenet', imagenet.SWEEP)}
 ACCURACY, BIAS = 'linear', 'projector/prototype_bias_sampled'
-Results = Mapping[str, Sequence[Mapping]]  # {row name: its results, one per seed}
 
 
-def mean_of(results: Results, name: str, metric: str) -> float:
+def mean_of(results: tables.Results, name: str, metric: str) -> float:
   """The mean of a metric over the seeds of a row; NaN without results."""
   found = [result['metrics'][metric] for result in results.get(name, ()) if metric in result['metrics']]
   return statistics.mean(found) if found else np.nan
 
 
-def grid_values(results: Results, loss: str) -> np.ndarray:
+def grid_values(results: tables.Results, loss: str) -> np.ndarray:
   """Linear accuracy of a loss. Rows are λ, columns are α, NaN means not run.  -> [4, 4]"""
   cell = lambda alpha, lam: mean_of(results, f'{loss}_{alpha}_{lam}', ACCURACY)
   return np.array([[cell(alpha, lam) for alpha in sweep.VALUES] for lam in sweep.VALUES])
 
 
-def grid(results: Results) -> Figure | None:
+def grid(results: tables.Results) -> Figure | None:
   """A heat map for each loss, with one color scale."""
   values = {loss: grid_values(results, loss) for loss in sweep.LOSSES}
   if not any(np.isfinite(accuracy).any() for accuracy in values.values()):
@@ -49,7 +48,7 @@ def grid(results: Results) -> Figure | None:
 
 
 @style()
-def bias(results: Results) -> Figure | None:
+def bias(results: tables.Results) -> Figure | None:
   """Accuracy against the prototype bias, one point per augmentation."""
   names = ('nt_xent', *(f'nt_xent_{name}' for name in imagenet.AUGMENTATIONS))
   points = {name: (mean_of(results, name, BIAS), mean_of(results, name, ACCURACY)) for name in names}
@@ -67,7 +66,7 @@ def bias(results: Results) -> Figure | None:
 
 
 @style()
-def gaps(results: Results) -> Figure | None:
+def gaps(results: tables.Results) -> Figure | None:
   """The gaps of the attracting (Eq. 8) and the repelling bound (Eq. 10) during training, of the first seed."""
   found = results.get('bounds', ())
   if not found:
@@ -82,7 +81,7 @@ def gaps(results: Results) -> Figure | None:
   return figure
 
 
-FIGURES: dict[str, Callable[[Results], Figure | None]] = {'grid': grid, 'bias': bias, 'gaps': gaps}
+FIGURES: dict[str, Callable[[tables.Results], Figure | None]] = {'grid': grid, 'bias': bias, 'gaps': gaps}
 
 
 def main(results: pathlib.Path = EXPERIMENTS, out: pathlib.Path | None = None) -> list[pathlib.Path]:

@@ -11,7 +11,6 @@ import pathlib
 import statistics
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -23,11 +22,10 @@ from ssl_jax.reporting.figures import COLOURS, INK, MARKS, style, svg
 FOLDER = pathlib.Path(__file__).parent
 NAMES = {'linear': 'accuracy', 'projector/uniformity': 'uniformity', 'projector/same_label_similarity': 'tolerance'}
 KINDS = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
-Results = Mapping[str, Sequence[Mapping]]  # {row name: its results, one per seed}
 
 
 @style()
-def against_temperature(column: tables.Column, results: Results, data: Data = DATA[0]) -> Figure:
+def against_temperature(column: tables.Column, results: tables.Results, data: Data = DATA[0]) -> Figure:
   """One metric of the ordinary and the hard loss against τ: ours, and the published values."""
   figure = Figure(figsize=(4.9, 3.4), layout='constrained')
   axis = figure.subplots()
@@ -51,7 +49,7 @@ def against_temperature(column: tables.Column, results: Results, data: Data = DA
   return figure
 
 
-def _panels(results: Results) -> tuple[Figure, list[tuple]]:
+def _panels(results: tables.Results) -> tuple[Figure, list[tuple]]:
   """One panel per row, with the curves of its first seed."""
   columns = min(3, len(results))
   lines = -(-len(results) // columns)
@@ -66,7 +64,7 @@ def _panels(results: Results) -> tuple[Figure, list[tuple]]:
 
 
 @style()
-def separation(results: Results) -> Figure:
+def separation(results: tables.Results) -> Figure:
   """Mean similarity of the positive and of the ten nearest negatives, ± one standard deviation."""
   figure, panels = _panels(results)
   for axis, curves in panels:
@@ -80,7 +78,7 @@ def separation(results: Results) -> Figure:
 
 
 @style()
-def similarities(results: Results) -> Figure:
+def similarities(results: tables.Results) -> Figure:
   """Densities of the similarities of true positives, false negatives and true negatives."""
   figure, panels = _panels(results)
   for axis, curves in panels:
@@ -96,7 +94,7 @@ def similarities(results: Results) -> Figure:
   return figure
 
 
-def of_data(data: Data, found: Results) -> dict[str, Figure]:
+def of_data(data: Data, found: tables.Results) -> dict[str, Figure]:
   """{name: figure} of a dataset, with the losses of the paper and the triplet loss, the limit for τ → 0."""
   losses = ('contrastive', 'hard', 'simple', 'triplet')
   others = tuple(other.prefix for other in DATA if other.name)

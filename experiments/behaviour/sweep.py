@@ -189,7 +189,7 @@ def without_softmax(data: Data, name: str) -> Row:
 
 def sampled(tau: float) -> Row:
   """The ordinary loss with as many negatives as the hard loss, drawn at random."""
-  changes = {'method.negatives': 4095, 'temperature.tau': tau}
+  changes = {'method.negatives': HARD, 'temperature.tau': tau}
   names = dict(name=f'sampled_{tau}', title=f'contrastive, τ = {tau}, 4,095 random negatives')
   return dataclasses.replace(softmax(CIFAR10, 'contrastive', tau), **names, changes=changes, further=True, shows=())
 

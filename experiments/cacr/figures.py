@@ -11,7 +11,7 @@ import math
 import pathlib
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
@@ -22,7 +22,6 @@ from ssl_jax.reporting.figures import COLOURS, INK, MARKS, style, svg
 FOLDER = pathlib.Path(__file__).parent
 TITLES = {'cifar10': 'CIFAR-10', 'cifar100': 'CIFAR-100', 'stl10': 'STL-10'}
 BATCHES, POSITIVES = (64, 128, 256, 512, 768), (1, 2, 4, 6, 8, 10)
-Results = Mapping[str, Sequence[Mapping]]  # {row name: its results, one per seed}
 
 
 def prefixed(data: str, name: str) -> str:
@@ -34,7 +33,7 @@ def prefixed(data: str, name: str) -> str:
   return name if data == 'cifar10' else f'{data}_{name}'
 
 
-def accuracy(results: Results, name: str) -> float | None:
+def accuracy(results: tables.Results, name: str) -> float | None:
   """The linear accuracy of a row, averaged over seeds; None if it was not run."""
   values = [result['metrics'][LINEAR] for result in results.get(name, ()) if LINEAR in result['metrics']]
   return statistics.mean(values) if values else None
@@ -56,7 +55,7 @@ def _line(axis, place: int, points: Sequence[tuple[float, float]], label: str) -
 
 
 @style()
-def batch_sizes(results: Results) -> Figure:
+def batch_sizes(results: tables.Results) -> Figure:
   """Figure 8: linear accuracy against the batch size, one panel per dataset, one line per method."""
   figure, axes = _axes(len(SETS))
   for axis, data in zip(axes, SETS, strict=True):
@@ -72,7 +71,7 @@ def batch_sizes(results: Results) -> Figure:
 
 
 @style()
-def positives(results: Results) -> Figure:
+def positives(results: tables.Results) -> Figure:
   """Figure 9: linear accuracy of CACR against the number of positives."""
   figure, axes = _axes(2)
   for axis, data in zip(axes, SETS, strict=False):
@@ -84,14 +83,14 @@ def positives(results: Results) -> Figure:
   return figure
 
 
-def _history(results: Results, name: str, metric: str) -> list[tuple[float, float]]:
+def _history(results: tables.Results, name: str, metric: str) -> list[tuple[float, float]]:
   """(epoch, value) of the first seed."""
   found = results.get(f'{name}_curve') or [{}]
   return [(float(epoch), float(value)) for epoch, value in found[0].get('history', {}).get(metric, ())]
 
 
 @style()
-def epochs(results: Results) -> Figure:
+def epochs(results: tables.Results) -> Figure:
   """Figure 10: linear accuracy over the epochs, one panel per dataset."""
   figure, axes = _axes(len(SETS))
   for axis, data in zip(axes, SETS, strict=True):
@@ -105,7 +104,7 @@ def epochs(results: Results) -> Figure:
 
 
 @style()
-def entropy(results: Results) -> Figure:
+def entropy(results: tables.Results) -> Figure:
   """Figures 3 to 5: conditional entropy of the projections over the epochs; dotted: its largest value, log(M - 1).
 
   There are two largest values: mini-batches have M = 768 images with one positive, and 128 with four.

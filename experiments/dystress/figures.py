@@ -28,7 +28,6 @@ EXPERIMENTS = pathlib.Path(__file__).parent.parent
 RUNS = pathlib.Path('runs/dystress')
 KINDS = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
 TOLERANCE = 'backbone/same_label_similarity'
-Results = Mapping[str, Sequence[Mapping]]  # {row name: its results, one per seed}
 # Figures 6 to 8: {row: its label on the horizontal axis}, in order.
 AXES = {
   'ranges': {f'cosine_{low}_{high}': f'{low}–{high}' for low, high in sweep.RANGES}
@@ -62,7 +61,7 @@ def histograms(workdirs: Mapping[str, pathlib.Path]) -> Figure:
 
 
 @style()
-def along(results: Results, names: Mapping[str, str], xlabel: str, accuracy: str) -> Figure:
+def along(results: tables.Results, names: Mapping[str, str], xlabel: str, accuracy: str) -> Figure:
   """Accuracy, uniformity and tolerance of some rows, in three panels (Fig. 6, 7 and 8)."""
   shown = {'accuracy, %': accuracy, '−uniformity': sweep.UNIFORMITY, 'tolerance': TOLERANCE}
   figure = Figure(figsize=(9.6, 3.0), layout='constrained')
@@ -79,7 +78,7 @@ def along(results: Results, names: Mapping[str, str], xlabel: str, accuracy: str
 def from_results(experiments: pathlib.Path = EXPERIMENTS) -> dict[str, Figure]:
   """{name: figure} of Figures 5 to 8. A figure needs at least two of its rows. Missing rows are printed."""
   here = tables.by_row(sweep.SWEEP, experiments / 'dystress')
-  wanted: list[tuple[str, Results, dict[str, str], str, str]] = []
+  wanted: list[tuple[str, tables.Results, dict[str, str], str, str]] = []
   for ending, prefix in (('', ''), ('_cifar100', 'cifar100_')):
     for name, rows in AXES.items():
       prefixed = {prefix + row: title for row, title in rows.items()}

@@ -41,7 +41,7 @@ def load(data: Mapping[str, Any], split: str) -> Arrays:
         f'{prefix}_labels of {path} is {labels.dtype} {labels.shape}: store one whole number per image '
         f'({len(images)}), or leave it out'
       )
-    if labels.min() < -(2**31) or has_gaps(labels):
+    if labels.min() <= -(2**31) or has_gaps(labels):
       raise ValueError(f'{prefix}_labels of {path} span {labels.min()} to {labels.max()}: number the classes from 0')
     if class_names and labels.max() >= len(class_names):
       raise ValueError(

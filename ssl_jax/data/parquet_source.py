@@ -260,11 +260,12 @@ def _labels(
   data: Mapping[str, Any], split: str, files: Sequence[Shard], column: str, values: np.ndarray
 ) -> tuple[np.ndarray | None, Sequence[str]]:
   """(int32 [N], class names); (None, ()) unless every row has a label. Hugging Face uses -1 for a missing label."""
-  if values.dtype == object and len({type(value) for value in values} - {type(None)}) > 1:
-    raise ValueError(f'column {column!r} of data.{split}_split has numbers and texts: write one type into all files')
-  if values.dtype == object and not all(isinstance(value, str) for value in values):
-    return without_labels(sum(value is None for value in values), len(values))
   if values.dtype == object:
+    kinds = {type(value) for value in values}
+    if len(kinds - {type(None)}) > 1:
+      raise ValueError(f'column {column!r} of data.{split}_split has numbers and texts: write one type into all files')
+    if kinds != {str}:
+      return without_labels(sum(value is None for value in values), len(values))
     names = sorted(set(values) | _names_of_other(data, split, column))
     number = {name: k for k, name in enumerate(names)}
     return np.array([number[value] for value in values], np.int32), names

@@ -226,7 +226,7 @@ def without_labels(count: int, total: int, first: str = '') -> tuple[None, Seque
 
 def has_gaps(labels: np.ndarray) -> bool:
   """Whether far fewer classes occur than the largest label suggests. Evaluations hold an entry for every number."""
-  return int(labels.max()) >= max(100_000, 10 * len(np.unique(labels)))
+  return (largest := int(labels.max())) >= 100_000 and largest >= 10 * len(np.unique(labels))
 
 
 def one_line(error: Exception) -> str:

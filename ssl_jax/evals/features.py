@@ -20,6 +20,7 @@ from ssl_jax.arrays import normalize
 from ssl_jax.data import decoding, image_ops, sources
 from ssl_jax.evals import check
 from ssl_jax.methods import Method
+from ssl_jax.models import Encoder
 from ssl_jax.run.devices import Devices
 from ssl_jax.run.update import Augment, example_keys, make_views
 
@@ -86,6 +87,11 @@ def view_extractor(method: Method, augments: list[Augment], devices: Devices, *,
     return jax.tree.map(lambda x: jnp.stack(jnp.split(x, len(views)), axis=1), found)
 
   return devices.map(apply, replicated=2, sharded=2, out='sharded')
+
+
+def width(encoder: Encoder, variables: Mapping[str, Any], size: int) -> int:
+  """The number of features of an encoder, for inputs of `size` pixels."""
+  return jax.eval_shape(lambda: encoder.apply(variables, encoder.example(size), train=False)).shape[1]
 
 
 def extract(

@@ -225,7 +225,8 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed
   augment = _crops_and_flips(config, in_memory)
   evaluated, statistics = state.evaluated
   encoder, stats = evaluated['network']['encoder'], statistics.get('encoder', {})
-  width = _width(run, encoder, stats)
+  variables = {'params': encoder, 'batch_stats': stats}
+  width = features.width(run.method.network.encoder, variables, run.config.data.image_size)
   moments = _moments(run, state, source, protocol.scale) if frozen else (np.zeros(width), np.ones(()))
   model = _Classifier(run, frozen, *(np.asarray(x, np.float32) for x in moments))
   head = {'kernel': linear.initial_kernels([seed], width, classes)[0], 'bias': np.zeros(classes, np.float32)}
@@ -313,13 +314,6 @@ def _host_epochs(run: Run, source, update, batch, epochs, seed):
       return state
 
     yield train
-
-
-def _width(run: Run, encoder, stats) -> int:
-  """The number of features of the encoder."""
-  module, variables = run.method.network.encoder, {'params': encoder, 'batch_stats': stats}
-  images = module.example(run.config.data.image_size)
-  return jax.eval_shape(lambda: module.apply(variables, images, train=False)).shape[1]
 
 
 def _on_head(direction: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from ml_collections import ConfigDict
 
 from ssl_jax import models
@@ -83,8 +82,8 @@ class Target(NamedTuple):
 def parse(text: str, config: ConfigDict) -> Target:
   """Parses a dataset: a NAME in `ELEVATER` or tfds, FOLDER, or NAME=FOLDER, optionally followed by :METRIC."""
   what, colon, metric = text.rpartition(':')
-  place = os.path.expanduser(what.partition('=')[2] or what)
-  if colon and metric not in METRICS and (what in ELEVATER or os.path.isdir(place)):
+  path = os.path.expanduser(what.partition('=')[2] or what)
+  if colon and metric not in METRICS and (what in ELEVATER or os.path.isdir(path)):
     raise ValueError(f'{text!r} names the metric {metric!r}, which does not exist: {nearest(metric, METRICS)}')
   what, metric = (what, metric) if colon and metric in METRICS else (text, '')
   name, _, folder = what.partition('=')
@@ -159,7 +158,7 @@ class Encoder:
   """An encoder with its weights, on all devices."""
 
   config: ConfigDict
-  module: nn.Module
+  module: models.Encoder
   variables: Any
   step: int  # of the run; 0 for weights from a file
   devices: Devices
@@ -317,9 +316,7 @@ def _fits(
   """Yields (seed, chosen hyperparameters, logits of all readable test images)."""
   several = data.train_targets.ndim == 2
   test = encoder.features(data.test) if kind == 'linear' else None
-  width = jax.eval_shape(
-    lambda: encoder.module.apply(encoder.variables, encoder.module.example(encoder.config.data.image_size), False)
-  ).shape[1]
+  width = features.width(encoder.module, encoder.variables, encoder.config.data.image_size)
   if kind == 'linear':
     model = few_shot.on_features(width, data.classes, several)
   else:

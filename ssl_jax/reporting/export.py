@@ -118,7 +118,7 @@ def _sentence_notes(config: ConfigDict, encoder: models.BERT | models.CLIPText) 
     names=names,
     torch=(
       f"{load}inputs = tokenizer(sentences, padding=True, truncation=True, max_length={tokens}, return_tensors='pt')\n"
-      f'{compute}'
+      + compute
     ),
     call=f'features = encoder.call(tokens)  # uint16 [n, {tokens}], entries of {file}, padded with 0',
     flags=f' --config.data.vocabulary={file}',

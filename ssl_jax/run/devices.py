@@ -81,8 +81,8 @@ def require_same(settings: Mapping[str, Any]) -> None:
   for process, other in enumerate(others, start=1):
     for key in first | other:
       if first.get(key) != other.get(key):
-        one, two = show(first.get(key)), show(other.get(key))
-        raise Different(f'{key} = {one} in process 0, but {two} in process {process}: start all with the same command')
+        found = f'{show(first.get(key))} in process 0, but {show(other.get(key))} in process {process}'
+        raise Different(f'{key} = {found}: start all with the same command and data')
 
 
 def compile_faster(deterministic: bool) -> None:
