@@ -63,6 +63,7 @@ def simclr(name: str, size: int, batch: int, microbatches: int) -> float:
 
 def main() -> None:
   quick = timing.arguments(__doc__).quick
+  timing.compile_as_main()
   print(f'{jax.devices()[0].device_kind}, jax {jax.__version__}, float32\n')
   print('| case | MiB | with | MiB | share |\n|---|---|---|---|---|')
   for queries, block in ((4096, 256),) if quick else ((4096, 256), (65536, 1024)):
@@ -76,7 +77,8 @@ def main() -> None:
 
 
 def row(case: str, whole: float, change: str, less: float) -> None:
-  print(f'| {case} | {whole:,.1f} | `{change}` | {less:,.1f} | {less / whole:.0%} |', flush=True)
+  share = less / whole
+  print(f'| {case} | {whole:,.1f} | `{change}` | {less:,.1f} | {share:.{0 if share > 0.01 else 1}%} |', flush=True)
 
 
 if __name__ == '__main__':

@@ -21,27 +21,42 @@ def draw(sweep: tables.Sweep, folder: pathlib.Path) -> None:
 
 @style()
 def _published_and_here(sweep: tables.Sweep, finished: Mapping):
-  """One panel per column with published numbers, one line per row that was run; whiskers: one standard deviation."""
+  """A panel for each config file and column with published numbers, a line for each row that was run.
+
+  Each data set has a config file, and axes of its own because accuracies differ widely between data sets. Whiskers are
+  one standard deviation.
+  """
   from matplotlib.figure import Figure
 
-  columns, rows = tables.comparable(sweep, finished)
-  figure = Figure(figsize=(2.8 + 2.0 * len(columns), 1.0 + 0.3 * len(rows)), layout='constrained')
-  axes = figure.subplots(1, len(columns), sharey=True, squeeze=False)[0]
-  titles = [row.title for row, _ in rows]
-  for axis, column in zip(axes, columns, strict=True):
-    for place, (row, results) in enumerate(rows):
-      if (said := row.published.get(column.metric)) is not None:
-        ends = said if isinstance(said, tuple) else (said, said)
-        axis.plot(ends, [place] * 2, color=COLOURS[1], marker='s', markersize=7, markerfacecolor='none', label='paper')
-      if values := column.values(results):
-        spread = statistics.stdev(values) if len(values) > 1 else None
-        axis.errorbar(statistics.mean(values), place, xerr=spread, fmt='o', color=COLOURS[0], capsize=3, label='here')
-    axis.set(yticks=range(len(rows)), yticklabels=titles, ylim=(len(rows) - 0.5, -0.5))
+  columns, found = tables.comparable(sweep, finished)
+  groups: dict[str, list] = {}
+  for row, results in found:
+    groups.setdefault(row.config.partition(':')[0], []).append((row, results))
+  heights = [len(rows) for rows in groups.values()]
+  size = (2.8 + 2.0 * len(columns), 0.6 + 0.4 * len(groups) + 0.3 * len(found))
+  figure = Figure(figsize=size, layout='constrained')
+  grid = figure.subplots(len(groups), len(columns), sharey='row', squeeze=False, height_ratios=heights)
+  for axes, rows in zip(grid, groups.values(), strict=True):
+    for axis, column in zip(axes, columns, strict=True):
+      _draw_rows(axis, column, rows)
+  for axis, column in zip(grid[-1], columns, strict=True):
     axis.set_xlabel(textwrap.fill(column.title, 20))
-    axis.margins(x=0.1)
-  marks = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+  marks = {label: handle for axis in grid.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
   figure.legend(marks.values(), marks, loc='outside upper right', ncols=2)
   return figure
+
+
+def _draw_rows(axis, column: tables.Column, rows: Sequence[tuple[tables.Row, Sequence[Mapping]]]) -> None:
+  """One panel: the published number or range of each row, and the mean of its seeds."""
+  for place, (row, results) in enumerate(rows):
+    if (said := row.published.get(column.metric)) is not None:
+      ends = said if isinstance(said, tuple) else (said, said)
+      axis.plot(ends, [place] * 2, color=COLOURS[1], marker='s', markersize=7, markerfacecolor='none', label='paper')
+    if values := column.values(results):
+      spread = statistics.stdev(values) if len(values) > 1 else None
+      axis.errorbar(statistics.mean(values), place, xerr=spread, fmt='o', color=COLOURS[0], capsize=3, label='here')
+  axis.set(yticks=range(len(rows)), yticklabels=[row.title for row, _ in rows], ylim=(len(rows) - 0.5, -0.5))
+  axis.margins(x=0.1)
 
 
 class Panel(NamedTuple):

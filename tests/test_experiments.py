@@ -391,6 +391,13 @@ def test_a_published_range_is_drawn_from_end_to_end():
   assert (80.0, 82.0) in [tuple(line.get_xdata()) for line in figure.axes[0].lines]
 
 
+def test_each_data_set_has_its_own_axes():
+  rows = [Row(name, name, f'configs/{name}.py:dcl', published={'knn200': 50.0}) for name in ('cifar10', 'cifar100')]
+  sweep = sweep_of(*rows)
+  figure = pictures._published_and_here(sweep, {(row.name, 0): result(sweep, row, 0) for row in rows})
+  assert [[tick.get_text() for tick in axis.get_yticklabels()] for axis in figure.axes] == [['cifar10'], ['cifar100']]
+
+
 def test_a_run_far_over_the_budget_is_stopped(place, capsys):
   folder, run = place
   assert run(sweep_of(tau(0.8, minutes=0)), budget=0.02, grace=0.0) == []
