@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.data.npz import BROKEN_ARCHIVE, npz_names, read_npz
-from ssl_jax.data.sources import Arrays, has_gaps, one_line, without_labels
+from ssl_jax.data.sources import Arrays, one_line, reject_gaps, without_labels
 
 
 def load(data: Mapping[str, Any], split: str) -> Arrays:
@@ -41,8 +41,7 @@ def load(data: Mapping[str, Any], split: str) -> Arrays:
         f'{prefix}_labels of {path} is {labels.dtype} {labels.shape}: store one whole number per image '
         f'({len(images)}), or leave it out'
       )
-    if labels.min() <= -(2**31) or has_gaps(labels):
-      raise ValueError(f'{prefix}_labels of {path} span {labels.min()} to {labels.max()}: number the classes from 0')
+    reject_gaps(f'{prefix}_labels of {path}', labels)
     if class_names and labels.max() >= len(class_names):
       raise ValueError(
         f'class_names of {path} has {len(class_names)} names, but {prefix}_labels reach {labels.max()}: name each class'

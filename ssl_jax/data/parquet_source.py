@@ -21,7 +21,7 @@ from ssl_jax.data import shards
 from ssl_jax.data.decoding import open_image
 from ssl_jax.data.folder_source import shown
 from ssl_jax.data.shards import Shard
-from ssl_jax.data.sources import THREADS, Source, digest_of, one_line, without_labels
+from ssl_jax.data.sources import THREADS, Source, digest_of, one_line, reject_gaps, without_labels
 from ssl_jax.registry import nearest
 
 WINDOW = 4096  # default of data.shuffle_window: images that are shuffled together
@@ -272,10 +272,11 @@ def _labels(
   if (values < 0).any():
     return without_labels(int((values < 0).sum()), len(values))
   names = _class_names(_footer(files[0])[0], column)
-  largest = int(values.max())
-  if largest >= 2**31 or (names and largest >= len(names)):
-    fits = f'the {len(names)} names of its classes' if names else '31 bits'
-    raise ValueError(f'label {largest} of data.{split}_split does not fit {fits}: number the classes from 0')
+  reject_gaps(f'column {column!r} of data.{split}_split', values)
+  if names and (largest := int(values.max())) >= len(names):
+    raise ValueError(
+      f'column {column!r} of data.{split}_split reaches {largest}, but names {len(names)} classes: name each'
+    )
   return values.astype(np.int32), names
 
 

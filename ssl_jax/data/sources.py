@@ -224,9 +224,11 @@ def without_labels(count: int, total: int, first: str = '') -> tuple[None, Seque
   return None, ()
 
 
-def has_gaps(labels: np.ndarray) -> bool:
-  """Whether far fewer classes occur than the largest label suggests. Evaluations hold an entry for every number."""
-  return (largest := int(labels.max())) >= 100_000 and largest >= 10 * len(np.unique(labels))
+def reject_gaps(name: str, labels: np.ndarray) -> None:
+  """Raises if far fewer classes occur than the largest label suggests: evaluations hold an entry for every number."""
+  largest, found = int(labels.max()), len(np.unique(labels))
+  if largest >= max(100_000, 10 * found):
+    raise ValueError(f'{name}: classes up to {largest:,}, but only {found:,} occur; number the classes from 0')
 
 
 def one_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ from ssl_jax.data import shards, tar_index
 from ssl_jax.data.decoding import check_size, open_image
 from ssl_jax.data.folder_source import shown
 from ssl_jax.data.shards import Shard
-from ssl_jax.data.sources import THREADS, Source, digest_of, without_labels
+from ssl_jax.data.sources import THREADS, Source, digest_of, reject_gaps, without_labels
 from ssl_jax.data.tar_index import JSON, Index
 
 OPEN = 64  # shards that a process keeps open
@@ -154,8 +154,7 @@ def _labels(
     return without_labels(without, sum(map(len, codes)), f' (first in {files[first].name})')
   names = {name for index in found for name in index.names}
   if all(name.isascii() and name.isdecimal() for name in names):
-    if too_large := sorted(name for name in names if int(name) >= 2**31):
-      raise ValueError(f'label {too_large[0]} of data.{split}_split does not fit in 31 bits: number the classes from 0')
+    reject_gaps(f'data.{split}_split', np.array([int(name) for name in names]))
     lookup: Callable[[str], int] = int
     known: Sequence[str] = _class_names(data['path'], max(map(int, names)))
   else:

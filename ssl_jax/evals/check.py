@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from ssl_jax.data.sources import has_gaps
+from ssl_jax.data.sources import reject_gaps
 
 
 @jax.jit
@@ -62,8 +62,7 @@ def labels(name: str, y: ArrayLike | None, examples: int, *, classes: int = 2) -
     raise ValueError(f'{name}: dtype {y.dtype}, expected integers that number the classes from 0')
   if y.min() < 0:
     raise ValueError(f'{name}: {int((y < 0).sum())} negative (missing) labels; drop these examples first')
-  if has_gaps(y):
-    raise ValueError(f'{name}: classes up to {y.max():,}, but only {len(np.unique(y)):,} occur; number them from 0')
+  reject_gaps(name, y)
   if len(np.unique(y)) < classes:
     raise ValueError(f'{name}: every example is of class {y[0]}; expected at least {classes} classes')
   return y.astype(np.int32)

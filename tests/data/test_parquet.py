@@ -121,6 +121,15 @@ def test_categories_are_labels_and_other_types_are_named(tmp_path, capsys):
   assert "column 'label' is of type double: labels are not used" in capsys.readouterr().err
 
 
+def test_class_numbers_with_large_gaps_or_without_a_name_are_refused(tmp_path):
+  for largest in (100_000, 2**40):
+    write(tmp_path / 'train.parquet', {'image': images(range(2)), 'label': [0, largest]})
+    fails(f'train_split: classes up to {largest:,}, but only 2 occur; number the classes from 0', config(tmp_path))
+  named = {'label': {'names': ['cat', 'dog'], '_type': 'ClassLabel'}}
+  write(tmp_path / 'train.parquet', {'image': images(range(2)), 'label': [0, 2]}, features=named)
+  fails("column 'label' of data.train_split reaches 2, but names 2 classes: ", config(tmp_path))
+
+
 def test_class_names_are_those_of_both_splits(tmp_path):
   write(tmp_path / 'train.parquet', {'image': images(range(2)), 'label': ['dog', 'owl']})
   write(tmp_path / 'test.parquet', {'image': images(range(2)), 'label': ['cat', 'dog']})

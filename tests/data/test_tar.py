@@ -155,6 +155,12 @@ def test_numbers_of_classes_take_names_from_a_file(tmp_path):
   fails(r'classnames\.txt has 2 names, but labels reach 2', config(tmp_path))
 
 
+def test_numbers_of_classes_with_large_gaps_are_refused(tmp_path):
+  for largest in (10**6, 10**30):
+    write(tmp_path / 'train-0.tar', [*sample(0, cls=b'0'), *sample(1, cls=str(largest).encode())])
+    fails(f'train_split: classes up to {largest:,}, but only 2 occur; number the classes from 0', config(tmp_path))
+
+
 def test_splits_are_patterns(tmp_path):
   for name in ('train-0008', 'train-0009', 'train-0010', 'val/0', 'val/1', 'extra'):
     write(tmp_path / f'{name}.tar', sample(0))

@@ -254,7 +254,7 @@ def test_memory_does_not_grow_as_the_square_of_the_examples():
     (lambda: metrics.alignment(VIEWS[:1]), 'views: 1 view'),
     (lambda: metrics.alignment(X), r'views: shape \(37, 6\)'),
     (lambda: metrics.tolerance(X, None), 'labels: None'),
-    (lambda: metrics.tolerance(X, Y * 10**6), 'labels: classes up to .*; number them from 0'),
+    (lambda: metrics.tolerance(X, Y * 10**6), 'labels: classes up to .*; number the classes from 0'),
     (lambda: metrics.penalty_entropy(X, -0.5), 'temperature = -0.5 must be positive'),
     (lambda: metrics.tolerance(X, Y[:5]), r'labels: shape \(5,\), expected \(37,\)'),
     (lambda: metrics.same_label_similarity(X[:3], np.arange(3)), 'labels: no class has two'),
