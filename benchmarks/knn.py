@@ -87,7 +87,7 @@ def main() -> None:
   if neighbors:
     search['scikit-learn, CPU'] = functools.partial(sklearn_scores, neighbors, bank, labels, queries)
   table = timing.Table(__doc__, quick, 'queries')
-  same = functools.partial(assert_same_scores, knn.neighbours(bank, queries, K + 20)[1])
+  same = functools.partial(assert_same_scores, knn.neighbors(bank, queries, K + 20)[1])
   table.compare(f'kNN, {len(bank):,}', search, same=same, items=len(queries))
   table.compare(f'uniformity, {len(queries):,}', pairs, same=timing.assert_close, items=len(queries))
 

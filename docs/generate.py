@@ -402,8 +402,8 @@ def draw_figures() -> None:
 
   folder = GENERATED / 'figures'
   folder.mkdir(parents=True, exist_ok=True)
-  colours = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#D55E00', '#56B4E9')
-  style = {'axes.spines.top': False, 'axes.spines.right': False, 'axes.prop_cycle': plt.cycler(color=colours)}
+  colors = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#D55E00', '#56B4E9')
+  style = {'axes.spines.top': False, 'axes.spines.right': False, 'axes.prop_cycle': plt.cycler(color=colors)}
   style |= {'axes.grid': True, 'grid.alpha': 0.2, 'legend.frameon': False, 'svg.hashsalt': 'ssl_jax', 'font.size': 10}
   save = dict(metadata={'Date': None}, bbox_inches='tight')
   s = jnp.linspace(-1, 1, 401)

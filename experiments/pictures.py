@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import tables
-from ssl_jax.reporting.figures import COLOURS, INK, style, svg
+from ssl_jax.reporting.figures import COLORS, INK, style, svg
 
 
 def draw(sweep: tables.Sweep, folder: pathlib.Path) -> None:
@@ -51,10 +51,10 @@ def _draw_rows(axis, column: tables.Column, rows: Sequence[tuple[tables.Row, Seq
   for place, (row, results) in enumerate(rows):
     if (said := row.published.get(column.metric)) is not None:
       ends = said if isinstance(said, tuple) else (said, said)
-      axis.plot(ends, [place] * 2, color=COLOURS[1], marker='s', markersize=7, markerfacecolor='none', label='paper')
+      axis.plot(ends, [place] * 2, color=COLORS[1], marker='s', markersize=7, markerfacecolor='none', label='paper')
     if values := column.values(results):
       spread = statistics.stdev(values) if len(values) > 1 else None
-      axis.errorbar(statistics.mean(values), place, xerr=spread, fmt='o', color=COLOURS[0], capsize=3, label='here')
+      axis.errorbar(statistics.mean(values), place, xerr=spread, fmt='o', color=COLORS[0], capsize=3, label='here')
   axis.set(yticks=range(len(rows)), yticklabels=[row.title for row, _ in rows], ylim=(len(rows) - 0.5, -0.5))
   axis.margins(x=0.1)
 
@@ -85,8 +85,8 @@ def heat_maps(panels: Sequence[Panel], label: str, *, per_line: int, width: floa
     image = axis.imshow(panel.values, origin='lower', cmap='viridis', vmin=low, vmax=high)
     for (row, column), value in np.ndenumerate(panel.values):
       if np.isfinite(value):
-        colour = 'white' if value < (low + high) / 2 else 'black'
-        axis.text(column, row, f'{value:.1f}', ha='center', va='center', color=colour, fontsize=9)
+        color = 'white' if value < (low + high) / 2 else 'black'
+        axis.text(column, row, f'{value:.1f}', ha='center', va='center', color=color, fontsize=9)
     if panel.marked:
       row, column = panel.marked
       axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=2.5))

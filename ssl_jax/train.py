@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from ssl_jax.data import pipeline
 from ssl_jax.evals import settings as eval_settings
 from ssl_jax.evals.evaluate import Evaluator, evaluator_of
-from ssl_jax.reporting import neighbours
+from ssl_jax.reporting import neighbors
 from ssl_jax.run import builder
 from ssl_jax.run.builder import Run
 from ssl_jax.run.devices import AXIS, compile_seconds, require_same
@@ -162,7 +162,7 @@ class Loop:
         raise Interrupted(f'stopped at step {step} of {run.total_steps} and saved; the same command resumes here')
     if self.evaluator:
       results = results or self._evaluate_finished(state, step)
-      neighbours.draw(self.evaluator, self.log.workdir)
+      neighbors.draw(self.evaluator, self.log.workdir)
     return state, results
 
   def _evaluation_due(self, step: int) -> bool:

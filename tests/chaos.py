@@ -158,7 +158,7 @@ def everything(workdir: pathlib.Path) -> dict[str, Any]:
     'summary': results(workdir),
     'evaluation': (workdir / 'evaluation.json').read_text(),
     'arrays': (workdir / 'evaluation.npz').read_bytes(),
-    'picture': (workdir / 'neighbours.png').read_bytes(),
+    'picture': (workdir / 'neighbors.png').read_bytes(),
     'config': (workdir / 'config.json').read_text(),
   }
 

@@ -44,14 +44,14 @@ READ = {
     'metrics.jsonl',
     'summary.json',
     'tensorboard',
-    'neighbours.png',
+    'neighbors.png',
     'evaluation',
     'checkpoints',
   ),
   'evaluate': ('config.json', 'evaluation', 'checkpoints'),
   'export': ('config.json', 'summary.json', 'evaluation', 'checkpoints'),
   'report': ('config.json', 'summary.json', 'evaluation', 'metrics.jsonl'),
-  'early': ('config.json', 'summary.json', 'metrics.jsonl', 'neighbours.png'),
+  'early': ('config.json', 'summary.json', 'metrics.jsonl', 'neighbors.png'),
   'compare': ('config.json', 'summary.json', 'evaluation', 'metrics.jsonl'),
 }
 CHOICES: dict[str, Any] = {

@@ -43,15 +43,15 @@ def tiny(tmp_path, **changes):
   if not data.exists():
     rng = np.random.default_rng(0)
     labels = np.arange(80) % 4
-    # A colour and a gradient per class, and a little noise: smooth, as images are.
-    colours, slopes = rng.uniform(60, 200, (4, 1, 1, 3)), rng.normal(0, 6, (4, 1, 12, 1)) + np.zeros((1, 12, 1, 3))
-    images = colours[labels] + slopes[labels] + rng.normal(0, 12, (80, 12, 12, 3))
+    # A color and a gradient per class, and a little noise: smooth, as images are.
+    colors, slopes = rng.uniform(60, 200, (4, 1, 1, 3)), rng.normal(0, 6, (4, 1, 12, 1)) + np.zeros((1, 12, 1, 3))
+    images = colors[labels] + slopes[labels] + rng.normal(0, 12, (80, 12, 12, 3))
     images = np.clip(images, 0, 255).astype(np.uint8)
     np.savez(data, train_images=images[:64], train_labels=labels[:64], test_images=images[64:], test_labels=labels[64:])
   chosen = base.get_config()
   settings = {
     'data': dict(source='arrays', name='tiny', path=str(data), image_size=12),
-    'augment': dict(name='dystress_cifar', jitter=0.0, grey=0.0),  # colours take long to compile
+    'augment': dict(name='dystress_cifar', jitter=0.0, grey=0.0),  # colors take long to compile
     'model': dict(name='resnet_tiny', width=8, stage_sizes=(1,)),
     'projector': dict(name='simclr', features=(8, 8)),
     'dtype': 'float32',

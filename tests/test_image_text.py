@@ -192,7 +192,7 @@ def test_the_report_shows_zero_shot_retrieval_and_the_gap(trained):
   workdir, _ = trained
   text = report.report(workdir).read_text()
   assert all(words in text for words in ('zero-shot, %', 'image to text, R@5, %', 'modality gap', 'text_projector'))
-  lines = (workdir / 'neighbours.txt').read_text().splitlines()
+  lines = (workdir / 'neighbors.txt').read_text().splitlines()
   assert lines[0].startswith('image of "') and len(lines) == 10 * 5 - 1
 
 
@@ -323,7 +323,7 @@ def test_zero_shot_needs_no_captions_of_the_test_images(trained, tmp_path):
   images, labels = embedded.generate('test', seed=1)
   np.savez(tmp_path / 'shapes.npz', test_images=images, test_labels=labels, class_names=list(embedded.CLASSES))
   changes = {'eval.data': dict(name='shapes', source='arrays', path=str(tmp_path / 'shapes.npz')), 'eval.k': ()}
-  (tmp_path / 'prompts.txt').write_text('a {}\n{0} a {} {colour}\n')
+  (tmp_path / 'prompts.txt').write_text('a {}\n{0} a {} {color}\n')
   other = small('siglip', **changes, **{'eval.linear': '', 'eval.prompts': str(tmp_path / 'prompts.txt')})
   found = evaluate.evaluate(other, str(workdir))
   assert 0 <= found['zero_shot'] <= 100 and 'image_to_text_1' not in found

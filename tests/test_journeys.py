@@ -44,8 +44,8 @@ QUICK = (
 
 def picture(label, seed):
   rng = np.random.default_rng((label, seed))
-  colour = np.random.default_rng(label).uniform(40, 215, 3)
-  return np.clip(colour + rng.normal(0, 20, (20, 24, 3)), 0, 255).astype(np.uint8)
+  color = np.random.default_rng(label).uniform(40, 215, 3)
+  return np.clip(color + rng.normal(0, 20, (20, 24, 3)), 0, 255).astype(np.uint8)
 
 
 def fill(folder, count, first=0, classes=CLASSES):

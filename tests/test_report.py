@@ -144,7 +144,7 @@ def test_the_page_is_self_contained(runs):
   ids = re.findall(r'\bid="([^"]*)"', text)
   assert len(ids) == len(set(ids))
   assert set(re.findall(r'(?:url\(|href=")#([^")]*)', text)) <= set(ids)
-  assert figures.INK not in text, 'the text of figures has the text colour of the page'
+  assert figures.INK not in text, 'the text of figures has the text color of the page'
   assert 'prefers-color-scheme: dark' in text
 
 
@@ -156,7 +156,7 @@ def test_the_same_files_give_the_same_page(runs):
 
 EXPECTED = ['loss', 'learning_rate', 'temperature', 'positive_similarity', 'accuracy', 'similarities', 'penalties']
 CHARTS = EXPECTED[:5]
-EXPECTED += ['separation', 'uniformity_tolerance', 'map', 'neighbours', 'classes', 'confusion']
+EXPECTED += ['separation', 'uniformity_tolerance', 'map', 'neighbors', 'classes', 'confusion']
 
 
 def test_every_figure_is_on_the_page_and_a_file(runs):
@@ -164,7 +164,7 @@ def test_every_figure_is_on_the_page_and_a_file(runs):
   assert re.findall(r'<figure id="(\w+)"', page) == EXPECTED
   for name in EXPECTED:
     assert (runs / 'seed0' / 'figures' / f'{name}.png').read_bytes().startswith(b'\x89PNG')
-    assert name == 'neighbours' or (runs / 'seed0' / 'figures' / f'{name}.svg').read_text().startswith('<?xml')
+    assert name == 'neighbors' or (runs / 'seed0' / 'figures' / f'{name}.svg').read_text().startswith('<?xml')
 
 
 # A window of Chromium is at least 500 pixels wide; a frame in it is as narrow as a phone.
@@ -231,7 +231,7 @@ def test_a_browser_displays_the_page_without_an_error(runs, width, tmp_path):
   assert found['charts'] == CHARTS
   chromium(tmp_path / 'frame.html', f'--screenshot={tmp_path / "shot.png"}')
   pixels = np.asarray(Image.open(tmp_path / 'shot.png').convert('RGB')).reshape(-1, 3)
-  blue = [int(figures.COLOURS[0][i : i + 2], 16) for i in (1, 3, 5)]
+  blue = [int(figures.COLORS[0][i : i + 2], 16) for i in (1, 3, 5)]
   assert (np.abs(pixels.astype(int) - np.array(blue)[None]).max(axis=1) < 8).sum() > 100, 'the first curve is drawn'
 
 
@@ -510,12 +510,12 @@ def test_the_command_compares_the_given_workdirs(runs, tmp_path):
 
 
 def test_a_run_that_was_not_evaluated_still_has_a_page(runs, tmp_path):
-  for name in ('config.json', 'metrics.jsonl', 'summary.json', 'neighbours.png'):
+  for name in ('config.json', 'metrics.jsonl', 'summary.json', 'neighbors.png'):
     shutil.copy(runs / 'seed0' / name, tmp_path / name)
   text = report.report(tmp_path).read_text()
   assert 'Not evaluated yet' in text
-  assert re.findall(r'<figure id="(\w+)"', text) == [*CHARTS, 'neighbours']
-  assert (tmp_path / 'figures' / 'neighbours.png').read_bytes().startswith(b'\x89PNG')
+  assert re.findall(r'<figure id="(\w+)"', text) == [*CHARTS, 'neighbors']
+  assert (tmp_path / 'figures' / 'neighbors.png').read_bytes().startswith(b'\x89PNG')
   (tmp_path / 'summary.json').unlink()  # an interrupted run: the latest numbers of the log
   last = [row['knn5'] for row in metric_log.read(tmp_path) if 'knn5' in row][-1]
   report.report(tmp_path)
@@ -547,9 +547,9 @@ def test_the_commit_is_that_of_this_checkout(tmp_path):
   assert metric_log.commit(tmp_path) == f'{found}-dirty'
 
 
-def test_the_report_of_sentences_shows_their_neighbours(tmp_path):
+def test_the_report_of_sentences_shows_their_neighbors(tmp_path):
   (tmp_path / 'summary.json').write_text('{"spearman_mean": 50.0}')
-  (tmp_path / 'neighbours.txt').write_text('A <b> & c.\n  0.91  Another.\n')
+  (tmp_path / 'neighbors.txt').write_text('A <b> & c.\n  0.91  Another.\n')
   page = report.report(tmp_path).read_text()
   assert '<pre>A &lt;b&gt; &amp; c.\n  0.91  Another.</pre>' in page
   assert '```text\nA <b> & c.\n  0.91  Another.\n```' in (tmp_path / 'report.md').read_text()
@@ -598,7 +598,7 @@ def test_a_long_run_with_large_images_fits_into_three_megabytes(runs, tmp_path):
   ]
   (tmp_path / 'metrics.jsonl').write_text('\n'.join(map(json.dumps, rows)))
   noise = np.random.default_rng(0).integers(0, 256, (2280, 2508, 3), np.uint8)  # 10 x 11 images of 224 pixels
-  Image.fromarray(noise).save(tmp_path / 'neighbours.png')
+  Image.fromarray(noise).save(tmp_path / 'neighbors.png')
   page = report.report(tmp_path)
   assert page.stat().st_size < 3e6
   assert f'The {charts.MOST_POINTS} points of a longer curve are means' in page.read_text()
@@ -606,7 +606,7 @@ def test_a_long_run_with_large_images_fits_into_three_megabytes(runs, tmp_path):
 
 def test_large_images_are_reduced(runs):
   images = np.zeros((2, 3, 224, 224, 3), np.uint8)
-  assert figures.width(figures.neighbours(images, np.zeros((2, 3), int))) < 3 * 130
+  assert figures.width(figures.neighbors(images, np.zeros((2, 3), int))) < 3 * 130
 
 
 def test_the_online_probe_is_shown_with_the_evaluation_but_thirds_are_not():

@@ -88,10 +88,10 @@ def test_the_evaluation_equals_slow_loops(trained, tmp_path):
   alike = [1 - c for c, score in zip(cosines, pairs.score, strict=True) if score >= sts.PARAPHRASE]
   np.testing.assert_allclose(found['measures']['backbone']['alignment'], 2 * np.mean(alike), rtol=1e-4)
   evaluator.evaluate(state, tmp_path)
-  near = evaluator.neighbours()
+  near = evaluator.neighbors()
   again = evaluator.scores(prepared.devices.replicate(state))
   assert again == {name: found[name] for name in again}
-  assert near == evaluator.neighbours()
+  assert near == evaluator.neighbors()
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_labeled_sentences_are_classified(trained, tmp_path):
   rng = np.random.default_rng(1)
   line = lambda *words: ' '.join([*words, *rng.choice(WORDS, 4)])
   single = [('all', k, line(('dog', 'cat')[k])) for k in range(2) for _ in range(12)]
-  colours = ('red', 'blue')
-  same = [(('train', 'test')[n % 4 == 0], k, line('red'), line(colours[k])) for n in range(12) for k in range(2)]
+  colors = ('red', 'blue')
+  same = [(('train', 'test')[n % 4 == 0], k, line('red'), line(colors[k])) for n in range(12) for k in range(2)]
   for name, rows in dict(mr=single, mrpc=same).items():
     (tmp_path / f'{name}.tsv').write_text('\n'.join('\t'.join(map(str, row)) for row in rows))
   chosen = small(folder, **{'eval.transfer': str(tmp_path)})
@@ -205,13 +205,13 @@ def test_the_report_shows_the_correlations(trained):
   _, workdir, _ = trained
   text = report.report(workdir).read_text()
   assert 'Spearman, stsb, × 100' in text and 'train sentences' in text
-  first = (workdir / 'neighbours.txt').read_text().splitlines()[0]
+  first = (workdir / 'neighbors.txt').read_text().splitlines()[0]
   assert f'<pre>{html.escape(first)}\n' in text
 
 
 def test_the_nearest_sentences_are_written(trained):
   folder, workdir, _ = trained
-  lines = (workdir / 'neighbours.txt').read_text().splitlines()
+  lines = (workdir / 'neighbors.txt').read_text().splitlines()
   known = set((folder / 'sts' / 'stsb.tsv').read_text().replace('\n', '\t').split('\t'))
   assert len(lines) == 10 * 5 - 1
   for start in range(0, len(lines), 5):

@@ -203,7 +203,7 @@ def test_the_files_of_a_finished_run(reference):
   assert [row['step'] for row in rows if 'loss' in row] == list(range(1, STEPS + 1))
   assert json.loads((folder / 'run' / 'summary.json').read_text()).keys() == summary.keys()
   assert (summary['steps'], summary['device'], summary['jax']) == (STEPS, '1 x cpu', jax.__version__)
-  assert (folder / 'run' / 'neighbours.png').read_bytes().startswith(b'\x89PNG')
+  assert (folder / 'run' / 'neighbors.png').read_bytes().startswith(b'\x89PNG')
   assert losses[-1] < losses[0]
 
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from experiments import pictures, tables
 from experiments.balanced import sweep
 from experiments.balanced_imagenet import sweep as imagenet
-from ssl_jax.reporting.figures import COLOURS, MARKS, style, svg
+from ssl_jax.reporting.figures import COLORS, MARKS, style, svg
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent
 SWEEPS = {'balanced': ('', sweep.SWEEP), 'balanced_imagenet': ('_imagenet', imagenet.SWEEP)}
@@ -59,7 +59,7 @@ def bias(results: tables.Results) -> Figure | None:
   axis = figure.subplots()
   for i, (name, point) in enumerate(points.items()):
     title = imagenet.AUGMENTATIONS.get(name.removeprefix('nt_xent_'), 'base')
-    axis.scatter(*point, s=60, color=COLOURS[i], marker=MARKS[i], label=title)
+    axis.scatter(*point, s=60, color=COLORS[i], marker=MARKS[i], label=title)
   axis.set(xlabel='prototype bias', ylabel='linear accuracy, %')
   axis.legend(fontsize=8)
   return figure
@@ -73,9 +73,9 @@ def gaps(results: tables.Results) -> Figure | None:
     return None
   figure = Figure(figsize=(4.9, 3.4), layout='constrained')
   axis = figure.subplots()
-  for colour, mark, (name, points) in zip(COLOURS, MARKS, found[0]['history'].items(), strict=False):
+  for color, mark, (name, points) in zip(COLORS, MARKS, found[0]['history'].items(), strict=False):
     label = name.partition('/')[2].replace('_', ' ')
-    axis.plot(*zip(*points, strict=True), color=colour, marker=mark, markersize=4, label=label)
+    axis.plot(*zip(*points, strict=True), color=color, marker=mark, markersize=4, label=label)
   axis.set(xlabel='epoch', ylabel='mean gap', ylim=(0, None))
   axis.legend()
   return figure

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from experiments import tables
 from experiments.behaviour.sweep import DATA, SWEEP, TAUS, Data
-from ssl_jax.reporting.figures import COLOURS, INK, MARKS, style, svg
+from ssl_jax.reporting.figures import COLORS, INK, MARKS, style, svg
 
 FOLDER = pathlib.Path(__file__).parent
 NAMES = {'linear': 'accuracy', 'projector/uniformity': 'uniformity', 'projector/same_label_similarity': 'tolerance'}
@@ -30,20 +30,20 @@ def against_temperature(column: tables.Column, results: tables.Results, data: Da
   figure = Figure(figsize=(4.9, 3.4), layout='constrained')
   axis = figure.subplots()
   rows = {row.name: row for row in SWEEP.rows}
-  for colour, mark, loss in zip(COLOURS, MARKS, ('contrastive', 'hard'), strict=False):
+  for color, mark, loss in zip(COLORS, MARKS, ('contrastive', 'hard'), strict=False):
     names = {tau: f'{data.prefix}{loss}_{tau}' for tau in TAUS}
     here = [(tau, column.values(results.get(name, ()))) for tau, name in names.items()]
     here = [(tau, statistics.mean(values)) for tau, values in here if values]
     there = [(tau, rows[name].published.get(column.metric)) for tau, name in names.items()]
     there = [(tau, np.mean(value)) for tau, value in there if value is not None]
-    common = dict(color=colour, marker=mark, markersize=5)
+    common = dict(color=color, marker=mark, markersize=5)
     axis.plot(*zip(*there, strict=True), linestyle=':', markerfacecolor='none', label=f'{loss}, the paper', **common)
     if here:
       axis.plot(*zip(*here, strict=True), label=f'{loss}, here', **common)
-  for colour, name in ((COLOURS[3], 'simple'), (COLOURS[4], 'hard_simple')):
+  for color, name in ((COLORS[3], 'simple'), (COLORS[4], 'hard_simple')):
     if values := column.values(results.get(f'{data.prefix}{name}', ())):
       label = f'{name.replace("_", " ")}, here'
-      axis.axhline(statistics.mean(values), color=colour, linestyle='--', linewidth=1.2, label=label)
+      axis.axhline(statistics.mean(values), color=color, linestyle='--', linewidth=1.2, label=label)
   axis.set(xlabel='temperature τ', ylabel=column.title)
   axis.legend(fontsize=8, loc='lower center', bbox_to_anchor=(0.5, 1.0), ncols=2)
   return figure
@@ -69,8 +69,8 @@ def separation(results: tables.Results) -> Figure:
   figure, panels = _panels(results)
   for axis, curves in panels:
     mean, std = curves['separation_mean'], curves['separation_std']
-    colours = [COLOURS[2]] + [COLOURS[0]] * (len(mean) - 1)
-    axis.bar(range(len(mean)), mean, yerr=std, color=colours, ecolor=INK, error_kw={'elinewidth': 0.8})
+    colors = [COLORS[2]] + [COLORS[0]] * (len(mean) - 1)
+    axis.bar(range(len(mean)), mean, yerr=std, color=colors, ecolor=INK, error_kw={'elinewidth': 0.8})
     axis.set_xticks(range(len(mean)), ['pos', *(f'n{i}' for i in range(1, len(mean)))], fontsize=6)
     axis.grid(False, axis='x')
   figure.supylabel('cosine similarity', fontsize=9)
@@ -83,9 +83,9 @@ def similarities(results: tables.Results) -> Figure:
   figure, panels = _panels(results)
   for axis, curves in panels:
     edges = np.array(curves['similarities_edges'])
-    for colour, (kind, label) in zip((COLOURS[2], COLOURS[1], COLOURS[0]), KINDS.items(), strict=True):
+    for color, (kind, label) in zip((COLORS[2], COLORS[1], COLORS[0]), KINDS.items(), strict=True):
       counts = np.array(curves[f'similarities_{kind}'])
-      axis.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, color=colour, label=label)
+      axis.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, color=color, label=label)
     axis.set(xlim=(-1, 1), yscale='log', ylim=(1e-3, 1e2))
     axis.set_yticks([0.01, 1, 100], ['0.01', '1', '100'])  # the style turns off the math of matplotlib's own labels
   panels[0][0].legend(fontsize=6, loc='upper left')

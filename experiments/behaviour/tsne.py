@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from experiments import trained
 from experiments.behaviour.sweep import SWEEP
 from ssl_jax.evals.image_evaluator import ImageEvaluator
-from ssl_jax.reporting.figures import COLOURS, MARKS, style, svg
+from ssl_jax.reporting.figures import COLORS, MARKS, style, svg
 
 RUNS = pathlib.Path('runs/behaviour')
 OUT = pathlib.Path(__file__).parent / 'tsne.svg'
@@ -50,9 +50,9 @@ def draw(panels: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
   axes = figure.subplots(1, len(panels), squeeze=False)[0]
   for axis, (title, (points, labels)) in zip(axes, panels.items(), strict=True):
     for i, c in enumerate(np.unique(labels)):
-      mark = MARKS[i // len(COLOURS) % len(MARKS)]
+      mark = MARKS[i // len(COLORS) % len(MARKS)]
       axis.scatter(
-        *points[labels == c].T, s=5, linewidths=0, color=COLOURS[i % len(COLOURS)], marker=mark, rasterized=True
+        *points[labels == c].T, s=5, linewidths=0, color=COLORS[i % len(COLORS)], marker=mark, rasterized=True
       )
     axis.set(title=title, xticks=[], yticks=[], aspect='equal')
     axis.grid(False)

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from experiments import tables
 from experiments.cacr.sweep import ENTROPY, LINEAR, MAIN, METHODS, SETS, SWEEP
-from ssl_jax.reporting.figures import COLOURS, INK, MARKS, style, svg
+from ssl_jax.reporting.figures import COLORS, INK, MARKS, style, svg
 
 FOLDER = pathlib.Path(__file__).parent
 TITLES = {'cifar10': 'CIFAR-10', 'cifar100': 'CIFAR-100', 'stl10': 'STL-10'}
@@ -50,7 +50,7 @@ def _axes(count: int) -> tuple[Figure, list]:
 
 
 def _line(axis, place: int, points: Sequence[tuple[float, float]], label: str) -> None:
-  look = dict(color=COLOURS[place], marker=MARKS[place % len(MARKS)], markersize=4)
+  look = dict(color=COLORS[place], marker=MARKS[place % len(MARKS)], markersize=4)
   axis.plot(*zip(*points, strict=True), label=label, **look)
 
 

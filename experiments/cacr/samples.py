@@ -23,7 +23,7 @@ from experiments import trained
 from experiments.behaviour import tsne
 from ssl_jax.data.views import image_views
 from ssl_jax.evals import features
-from ssl_jax.reporting.figures import COLOURS, style, svg
+from ssl_jax.reporting.figures import COLORS, style, svg
 from ssl_jax.run.update import example_keys, make_views
 
 BATCH, POSITIVES, SHOWN = 128, 4, 4
@@ -115,9 +115,9 @@ def draw_planes(panels: dict[str, tuple[np.ndarray, int, float]]) -> Figure:
   for axis, (title, (points, count, radius)) in zip(
     figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
   ):
-    axis.scatter(*points[1 + count :].T, s=8, color=COLOURS[1], label='negatives')
-    axis.scatter(*points[1 : 1 + count].T, s=16, color=COLOURS[0], label='positives')
-    axis.scatter(*points[0], s=24, color=COLOURS[2], label='query')
+    axis.scatter(*points[1 + count :].T, s=8, color=COLORS[1], label='negatives')
+    axis.scatter(*points[1 : 1 + count].T, s=16, color=COLORS[0], label='positives')
+    axis.scatter(*points[0], s=24, color=COLORS[2], label='query')
     axis.add_patch(Circle((0, 0), radius, fill=False, linestyle='--', linewidth=0.8))
     axis.set(title=title, xlim=(-WIDEST, WIDEST), ylim=(-WIDEST, WIDEST), aspect='equal')
   axis.legend(fontsize=6)

@@ -21,7 +21,7 @@ from experiments import tables
 from experiments.dystress import sweep
 from experiments.dystress_imagenet import sweep as imagenet
 from experiments.tables import Row
-from ssl_jax.reporting.figures import COLOURS, MARKS, style, svg
+from ssl_jax.reporting.figures import COLORS, MARKS, style, svg
 from ssl_jax.workdir import metric_log
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent
@@ -51,9 +51,9 @@ def histograms(workdirs: Mapping[str, pathlib.Path]) -> Figure:
   for axis, (title, workdir) in zip(axes, workdirs.items(), strict=True):
     arrays = metric_log.read_arrays(workdir)
     edges = arrays['similarities_edges']
-    for colour, (kind, label) in zip((COLOURS[2], COLOURS[1], COLOURS[0]), KINDS.items(), strict=True):
+    for color, (kind, label) in zip((COLORS[2], COLORS[1], COLORS[0]), KINDS.items(), strict=True):
       counts = arrays[f'similarities_{kind}']
-      axis.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, color=colour, label=label)
+      axis.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, color=color, label=label)
     axis.set(title=title, xlim=(-1, 1), xlabel='cosine similarity')
   axes[0].set_ylabel('density')
   axes[0].legend(fontsize=7, loc='upper left')
@@ -68,7 +68,7 @@ def along(results: tables.Results, names: Mapping[str, str], xlabel: str, accura
   for axis, (ylabel, metric) in zip(figure.subplots(1, 3), shown.items(), strict=True):
     means = [statistics.mean(result['metrics'][metric] for result in results[name]) for name in names]
     means = [-value if metric == sweep.UNIFORMITY else value for value in means]
-    axis.plot(list(names.values()), means, color=COLOURS[0], marker=MARKS[0], linestyle='none')
+    axis.plot(list(names.values()), means, color=COLORS[0], marker=MARKS[0], linestyle='none')
     axis.tick_params(axis='x', labelrotation=45, labelsize=8)
     axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.margins(x=0.1, y=0.2)

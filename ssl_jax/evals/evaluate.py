@@ -23,7 +23,7 @@ KEYS = ('train_features', 'train_labels', 'test_features', 'test_labels')
 
 
 class Evaluator(Protocol):
-  """The interface of an evaluator. Evaluators do not plot: `reporting.neighbours` draws what `neighbours` returns."""
+  """The interface of an evaluator. Evaluators do not plot: `reporting.neighbors` draws what `neighbors` returns."""
 
   run: builder.Run
   sources: dict[str, Source]  # the images by split; empty for sentences
@@ -37,7 +37,7 @@ class Evaluator(Protocol):
   def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
     """Runs every evaluation enabled in the config and writes evaluation.json. The state is on the host."""
 
-  def neighbours(self) -> Any:
+  def neighbors(self) -> Any:
     """Some test examples and their nearest neighbors. Call `scores` or `evaluate` first."""
 
 

@@ -77,7 +77,7 @@ class ImageEvaluator:
     layers = features.LAYERS if choice.measures else tuple(sorted(needed))
     spaces, labels = self.spaces(state, layers=layers, views=choice.measures)
     space = spaces[choice.features]
-    self.latest = space.train, space.test, labels.test  # for `neighbours`
+    self.latest = space.train, space.test, labels.test  # for `neighbors`
     data = (space.train, labels.train, space.test, labels.test)
     found = self._accuracy(*data)
     if choice.whiten and self.k:
@@ -128,7 +128,7 @@ class ImageEvaluator:
     loss = self._loss_settings(state.step, state.params.get('temperature', {}))
     numbers, arrays = from_features.evaluate_features(spaces, labels, {**choice, 'k': self.k}, loss=loss)
     self.latest = spaces[choice.features].train, spaces[choice.features].test, labels.test
-    arrays |= self.neighbours()
+    arrays |= self.neighbors()
     if choice.finetune:
       say(f'training on labels ({choice.finetune})')
       numbers |= finetune.evaluate(run, state)
@@ -143,14 +143,14 @@ class ImageEvaluator:
       results['broken_images_skipped'] = {split: len(source.skipped) for split, source in self.sources.items()}
     return results, arrays
 
-  def neighbours(self, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
+  def neighbors(self, rows: int = 10, per_row: int = 10) -> dict[str, np.ndarray]:
     """One test image from each of the first classes, then its nearest training images, by the latest features.
 
-    -> {'neighbours': uint8 [rows, 1 + per_row, H, W, 3], 'neighbours_labels': [rows, 1 + per_row]}
+    -> {'neighbors': uint8 [rows, 1 + per_row, H, W, 3], 'neighbors_labels': [rows, 1 + per_row]}
     """
     bank, queries, labels = self.latest
     chosen = np.array([np.flatnonzero(labels == c)[0] for c in np.unique(labels)[:rows]])
-    nearest, _ = knn.neighbours(bank, queries[chosen], min(per_row, len(bank)))
+    nearest, _ = knn.neighbors(bank, queries[chosen], min(per_row, len(bank)))
     size, train, test = self.run.config.data.image_size, self.sources['train'], self.sources['test']
     train_positions, test_positions = train.readable(), test.readable()  # of the images that have features
     images, classes = [], []
@@ -159,7 +159,7 @@ class ImageEvaluator:
       others, positions = features.squares(train, train_positions[found], size)
       images.append(np.concatenate([own, others]))
       classes.append([labels[query], *self._labels['train'][positions]])
-    return {'neighbours': np.stack(images), 'neighbours_labels': np.array(classes)}
+    return {'neighbors': np.stack(images), 'neighbors_labels': np.array(classes)}
 
   def all_features(
     self, state: State, folder: pathlib.Path

@@ -73,7 +73,7 @@ class ImageTextEvaluator:
     metric_log.write_evaluation(workdir, results, arrays, f'step {results["step"]}{name and f", {name}"}', name=name)
     return results
 
-  def neighbours(self) -> list[tuple[str, list[tuple[float, str]]]]:
+  def neighbors(self) -> list[tuple[str, list[tuple[float, str]]]]:
     """Some test images, named by a caption, and their nearest captions: (name, [(cosine, caption), ...])."""
     return self._listed
 
@@ -129,7 +129,7 @@ class ImageTextEvaluator:
     return features.extract(self._read, run.devices, *state.evaluated, source, **sizes)[0]
 
   def _list(self, images: np.ndarray, texts: np.ndarray, lines: Sequence[str], own: Sequence[Sequence[int]]) -> None:
-    """Stores the nearest captions of some images, for `neighbours`."""
+    """Stores the nearest captions of some images, for `neighbors`."""
     rows = min(10, len(images))
     chosen = np.arange(rows) * (len(images) // rows)
     cosines = prompts.unit(images[chosen]) @ prompts.unit(texts).T

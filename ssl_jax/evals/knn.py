@@ -65,7 +65,7 @@ def _vote(similarities, labels, temperature, k, vote, num_classes):
 
 
 @functools.partial(jax.jit, static_argnames=('k', 'block'))
-def _neighbours(bank, queries, *, k, block):
+def _neighbors(bank, queries, *, k, block):
   bank = normalize(bank)
   return row_blocks.map_rows(lambda x: top_k(row_blocks.similarities(normalize(x), bank), k), block, queries)
 
@@ -84,7 +84,7 @@ def _classify(bank, bank_labels, queries, temperature, *, k, vote, num_classes, 
 
 
 def _inputs(bank, queries, k):
-  """Makes the checks that `neighbours` and `classify` share. Returns the features on the device."""
+  """Makes the checks that `neighbors` and `classify` share. Returns the features on the device."""
   bank, queries = check.features('bank', bank), check.features('queries', queries)
   check.same_width('queries', queries, 'bank', bank)
   if not 1 <= k <= len(bank):
@@ -92,13 +92,13 @@ def _inputs(bank, queries, k):
   return bank, queries
 
 
-def neighbours(
+def neighbors(
   bank: ArrayLike, queries: ArrayLike, k: int, *, block: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
   """The k nearest bank examples, nearest first.  [n, d], [q, d] -> indices [q, k], cosine similarities [q, k]"""
   bank, queries = _inputs(bank, queries, k)
   block = block or row_blocks.rows(len(queries), len(bank))
-  similarities, indices = _neighbours(bank, queries, k=k, block=block)
+  similarities, indices = _neighbors(bank, queries, k=k, block=block)
   return np.asarray(indices), np.asarray(similarities)
 
 

@@ -36,7 +36,7 @@ class SentenceEvaluator:
 
   def scores(self, state: State) -> dict[str, float]:
     """{'spearman_mean': correlation · 100, 'spearman_sts12': ..., ...}. The state is on the devices."""
-    self.latest = self._unit_features(state)[self.run.config.eval.features]  # for `neighbours`
+    self.latest = self._unit_features(state)[self.run.config.eval.features]  # for `neighbors`
     return self._correlations(self.latest)
 
   def at_start(self, state: State) -> dict[str, float]:
@@ -65,12 +65,12 @@ class SentenceEvaluator:
     metric_log.write_evaluation(workdir, results, {}, f'step {results["step"]}')
     return results
 
-  def neighbours(self, rows: int = 10, per_row: int = 3) -> list[tuple[str, list[tuple[float, str]]]]:
+  def neighbors(self, rows: int = 10, per_row: int = 3) -> list[tuple[str, list[tuple[float, str]]]]:
     """Sentences and their nearest neighbors by the latest features: (sentence, [(cosine, sentence), ...])."""
     lines = list(self._position)
     rows = min(rows, len(lines))
     chosen = np.arange(rows) * (len(lines) // rows)
-    nearest, cosines = knn.neighbours(self.latest, self.latest[chosen], min(per_row + 1, len(lines)))
+    nearest, cosines = knn.neighbors(self.latest, self.latest[chosen], min(per_row + 1, len(lines)))
     others = lambda i: [(s, lines[at]) for s, at in zip(cosines[i], nearest[i], strict=True) if at != chosen[i]]
     return [(lines[query], others(i)[:per_row]) for i, query in enumerate(chosen)]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.reporting.figures import COLOURS, DENSE, INK, Chart, missing, short
+from ssl_jax.reporting.figures import COLORS, DENSE, INK, Chart, missing, short
 
 MARKS = ('circle', 'square', 'triangle', 'diamond', 'inverted_triangle', 'plus', 'x', 'star')
 DASHES = ('solid', 'dashed', 'dotted', 'dashdot')
@@ -92,12 +92,12 @@ def _plot(chart: Chart, epochs: Any) -> tuple[Any, dict[tuple, Any]]:
   for curve in chart.curves:
     points = thin(curve.points)
     x, y = points.T.astype(np.float32)
-    colour = COLOURS[curve.place % len(COLOURS)]
-    named: dict[str, Any] = {'color': colour}
+    color = COLORS[curve.place % len(COLORS)]
+    named: dict[str, Any] = {'color': color}
     if labels:
       named['legend_label'] = short(curve.label, 44)
     named['name'] = ', '.join(filter(None, (curve.label, curve.detail))) or chart.ylabel
-    dash = DASHES[curve.place // len(COLOURS) % len(DASHES)]
+    dash = DASHES[curve.place // len(COLORS) % len(DASHES)]
     line = plot.line(x, y, line_width=2, line_dash=dash, **named)
     every = 1 if len(x) < DENSE else len(x) // 10
     marks = plot.scatter(x[::every], y[::every], size=7, marker=MARKS[curve.place % len(MARKS)], **named)

@@ -223,8 +223,8 @@ def _about_accuracies(
     text = ''
   if some := [key for key in keys if having(key) < len(groups)]:
     text += f' Not all runs have {", ".join(some)}.'
-    if neighbours := sorted({int(key[3:]) for key in keys if re.fullmatch(r'knn\d+', key)}):
-      choice = f'{",".join(map(str, neighbours))}{"," * (len(neighbours) == 1)}'
+    if neighbors := sorted({int(key[3:]) for key in keys if re.fullmatch(r'knn\d+', key)}):
+      choice = f'{",".join(map(str, neighbors))}{"," * (len(neighbors) == 1)}'
       adds = any(key.startswith('knn') for key in some)
       text += f' To add it: python main.py --mode=evaluate --workdir=RUN "--config.eval.k=({choice})".' * adds
   return text.strip()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 INK = '#101418'
-COLOURS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#999999')
+COLORS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#999999')
 MARKS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 DASHES = ('-', '--', ':', '-.')
 DENSE = 30  # curves with at least this many points have fewer markers
@@ -157,8 +157,8 @@ def chart(drawn: Chart) -> 'Figure':
   for curve in drawn.curves:
     axis.plot(
       *zip(*curve.points, strict=True),
-      color=COLOURS[curve.place % len(COLOURS)],
-      linestyle=DASHES[curve.place // len(COLOURS) % len(DASHES)],
+      color=COLORS[curve.place % len(COLORS)],
+      linestyle=DASHES[curve.place // len(COLORS) % len(DASHES)],
       marker=MARKS[curve.place % len(MARKS)],
       markevery=1 if len(curve.points) < DENSE else len(curve.points) // 10,
       markersize=4,
@@ -181,11 +181,11 @@ def similarities(arrays: Mapping[str, np.ndarray]) -> 'Figure':
   figure, axis = _figure()
   edges = arrays['similarities_edges']
   kinds = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
-  for colour, (kind, label) in zip((COLOURS[2], COLOURS[1], COLOURS[0]), kinds.items(), strict=True):
+  for color, (kind, label) in zip((COLORS[2], COLORS[1], COLORS[0]), kinds.items(), strict=True):
     counts = arrays[f'similarities_{kind}']
     density = counts / max(counts.sum(), 1) / np.diff(edges)
-    axis.stairs(density, edges, fill=True, color=colour, alpha=0.35)
-    axis.stairs(density, edges, color=colour, label=label)
+    axis.stairs(density, edges, fill=True, color=color, alpha=0.35)
+    axis.stairs(density, edges, color=color, label=label)
   axis.set(xlabel='cosine similarity s', ylabel='density', xlim=(-1, 1))
   if 'temperature_tau' in arrays:
     other = axis.twinx()
@@ -205,7 +205,7 @@ def penalties(arrays: Mapping[str, np.ndarray]) -> 'Figure':
   edges = arrays['penalty_edges']
   names = [key for key in arrays if re.fullmatch(r'penalty_[\d.]+', key)]
   for i, name in enumerate(sorted(names, key=lambda key: float(key.split('_')[1]))):
-    axis.stairs(arrays[name] / np.diff(edges), edges, color=COLOURS[i], label=f'τ = {name.split("_")[1]}')
+    axis.stairs(arrays[name] / np.diff(edges), edges, color=COLORS[i], label=f'τ = {name.split("_")[1]}')
   if 'penalty_own' in arrays:
     axis.stairs(arrays['penalty_own'] / np.diff(edges), edges, color=INK, linestyle='--', label="the run's τ")
   axis.set(xlabel='similarity of the negative', ylabel='share of the penalty (density)', xlim=(-1, 1))
@@ -218,8 +218,8 @@ def separation(mean: np.ndarray, std: np.ndarray) -> 'Figure':
   """Mean similarity of the positive and the nearest negatives, ± one standard deviation (Wang & Liu 2021 Fig. 8)."""
   figure, axis = _figure()
   names = ['pos'] + [f'n{i}' for i in range(1, len(mean))]
-  colours = [COLOURS[2]] + [COLOURS[0]] * (len(mean) - 1)
-  axis.bar(names, mean, yerr=std, color=colours, ecolor=INK, capsize=2, error_kw={'elinewidth': 0.8})
+  colors = [COLORS[2]] + [COLORS[0]] * (len(mean) - 1)
+  axis.bar(names, mean, yerr=std, color=colors, ecolor=INK, capsize=2, error_kw={'elinewidth': 0.8})
   axis.set(ylabel='cosine similarity', xlabel='positive, then the nearest negatives')
   axis.grid(False, axis='x')
   return figure
@@ -233,8 +233,8 @@ def uniformity_tolerance(points: Mapping[str, Sequence[float]]) -> 'Figure':
   """{name: (uniformity, same-label similarity)}; up and right is better (Wang & Liu 2021, 4; DySTreSS Fig. 5)."""
   figure, axis = _figure()
   for i, (name, (uniformity, tolerance)) in enumerate(points.items()):
-    mark = MARKS[(i + i // len(COLOURS)) % len(MARKS)]
-    axis.scatter(-uniformity, tolerance, s=60, color=COLOURS[i % len(COLOURS)], marker=mark, label=short(name, 36))
+    mark = MARKS[(i + i // len(COLORS)) % len(MARKS)]
+    axis.scatter(-uniformity, tolerance, s=60, color=COLORS[i % len(COLORS)], marker=mark, label=short(name, 36))
   axis.set(xlabel='uniformity (−log E exp(−2‖x − y‖²))', ylabel='tolerance (same-label similarity)')
   axis.set(xlim=(0, 4.2), ylim=(min(0.0, *(t for _, t in points.values())) - 0.02, 1.02))
   axis.legend(loc='best', fontsize=8)
@@ -249,8 +249,8 @@ def plane(points: np.ndarray, labels: np.ndarray, shares: np.ndarray, names: Seq
   common = dict(s=np.clip(9000 / len(points), 9, 40), alpha=0.7, linewidths=0, rasterized=True)
   for i, c in enumerate(classes):
     own = points[labels == c]
-    mark = MARKS[i // len(COLOURS) % len(MARKS)]
-    axis.scatter(*own.T, color=COLOURS[i % len(COLOURS)], marker=mark, label=short(names[c]), **common)
+    mark = MARKS[i // len(COLORS) % len(MARKS)]
+    axis.scatter(*own.T, color=COLORS[i % len(COLORS)], marker=mark, label=short(names[c]), **common)
   axis.set(xlabel=f'first component ({shares[0]:.0%})', ylabel=f'second component ({shares[1]:.0%})')
   if len(classes) <= 20:
     axis.legend(loc='center left', bbox_to_anchor=(1, 0.5), markerscale=2, handletextpad=0.1)
@@ -263,7 +263,7 @@ def class_accuracy(names: Sequence[str], values: Sequence[float], what: str) -> 
   order = np.argsort(values, kind='stable')[:20]
   figure, axis = _figure(5.4, 0.9 + 0.24 * len(order))
   labels = [short(names[i]) for i in order]
-  axis.barh(range(len(order)), [values[i] for i in order], tick_label=labels, color=COLOURS[0])
+  axis.barh(range(len(order)), [values[i] for i in order], tick_label=labels, color=COLORS[0])
   axis.invert_yaxis()
   axis.set(xlabel=f'{what}, %', xlim=(0, 100))
   axis.grid(False, axis='y')
@@ -278,7 +278,7 @@ def confusion(matrix: np.ndarray, names: Sequence[str]) -> 'Figure':
   count = len(matrix)
   shares = 100 * matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
   figure, axis = _figure(2 + 0.36 * count, 1.4 + 0.32 * count)
-  faint = LinearSegmentedColormap.from_list('faint', [(*_rgb(COLOURS[0]), alpha) for alpha in (0.0, 0.65)])
+  faint = LinearSegmentedColormap.from_list('faint', [(*_rgb(COLORS[0]), alpha) for alpha in (0.0, 0.65)])
   axis.imshow(shares, cmap=faint, vmin=0, vmax=100, aspect='auto')
   for row in range(count):
     for column in range(count):
@@ -310,7 +310,7 @@ def _png(image: Image.Image) -> bytes:
   return out.getvalue()
 
 
-def neighbours(images: np.ndarray, labels: np.ndarray) -> bytes:
+def neighbors(images: np.ndarray, labels: np.ndarray) -> bytes:
   """A PNG with one row per query: the query, then its nearest images, framed in blue (same class) or orange (other).
 
   images uint8 [r, 1 + k, H, W, 3], labels [r, 1 + k]
@@ -322,14 +322,14 @@ def neighbours(images: np.ndarray, labels: np.ndarray) -> bytes:
   rows, columns, height, width, _ = images.shape
   frame, gap = 4, 6
   side = np.array((height, width)) + 2 * (frame + gap)
-  colour = lambda code: tuple(round(255 * x) for x in _rgb(code))
+  color = lambda code: tuple(round(255 * x) for x in _rgb(code))
   picture = Image.new('RGBA', (columns * side[1] + 2 * gap, rows * side[0]))
   for r in range(rows):
     for c in range(columns):
       # The query has a gray frame and a gap after it.
-      code = '#808080' if c == 0 else COLOURS[0] if labels[r, c] == labels[r, 0] else COLOURS[1]
+      code = '#808080' if c == 0 else COLORS[0] if labels[r, c] == labels[r, 0] else COLORS[1]
       left, top = c * side[1] + gap + 2 * gap * (c > 0), r * side[0] + gap
-      picture.paste((*colour(code), 255), (left, top, left + width + 2 * frame, top + height + 2 * frame))
+      picture.paste((*color(code), 255), (left, top, left + width + 2 * frame, top + height + 2 * frame))
       picture.paste(Image.fromarray(images[r, c]), (left + frame, top + frame))
   return _png(picture)
 
@@ -342,8 +342,8 @@ def dots(values: Mapping[str, tuple[float, float | None]], what: str) -> 'Figure
   """{name: (mean, spread over seeds)}, drawn as points instead of bars, because the axis does not start at 0."""
   figure, axis = _figure(4.9, 0.8 + 0.5 * len(values))
   for i, (name, (mean, spread)) in enumerate(values.items()):
-    mark, colour = MARKS[(i + i // len(COLOURS)) % len(MARKS)], COLOURS[i % len(COLOURS)]
-    axis.errorbar(mean, i, xerr=spread, fmt=mark, color=colour, ecolor=INK, capsize=3, markersize=8)
+    mark, color = MARKS[(i + i // len(COLORS)) % len(MARKS)], COLORS[i % len(COLORS)]
+    axis.errorbar(mean, i, xerr=spread, fmt=mark, color=color, ecolor=INK, capsize=3, markersize=8)
     # The name is above its line: to the left of the axis, a long name would leave no room for the points.
     text = f'{short(name, 52)}: {mean:.2f}'
     axis.annotate(text, (0, i), (4, 8), axis.get_yaxis_transform(), 'offset points', fontsize=9)
@@ -359,7 +359,7 @@ def lines(
   """Analytical curves over one axis; NaN leaves a gap."""
   figure, axis = _figure(4.9, 3.9)
   for i, (name, y) in enumerate(curves.items()):
-    axis.plot(x, y, color=COLOURS[i % len(COLOURS)], linestyle=DASHES[i // len(COLOURS) % len(DASHES)], label=name)
+    axis.plot(x, y, color=COLORS[i % len(COLORS)], linestyle=DASHES[i // len(COLORS) % len(DASHES)], label=name)
   axis.set(xlabel=xlabel, ylabel=ylabel, **limits)
   axis.legend(fontsize=8, loc='lower center', bbox_to_anchor=(0.5, 1.0), ncols=2)
   return figure

@@ -133,7 +133,7 @@ def report(workdir: str | pathlib.Path) -> pathlib.Path:
   run = FinishedRun.read(workdir)
   if run.evaluation:
     check_types(run.workdir / 'evaluation.json', run.evaluation, {}, ['features'])
-  sections = [*_headline(run), *_training(run), *_similarities(run), *_representation(run), *_neighbours(run)]
+  sections = [*_headline(run), *_training(run), *_similarities(run), *_representation(run), *_neighbors(run)]
   sections += [*_classes(run), *_settings(run)]
   return page.write(writable(workdir), 'report', run.title, _lead(run), sections)
 
@@ -281,18 +281,18 @@ def _representation(run: FinishedRun) -> list[Section]:
   return [Section('Representation', '', parts)]
 
 
-def _neighbours(run: FinishedRun) -> list[Section]:
+def _neighbors(run: FinishedRun) -> list[Section]:
   """The nearest neighbors of the evaluation or, if there is none, those at the end of training."""
-  picture, text = run.workdir / 'neighbours.png', run.workdir / 'neighbours.txt'
+  picture, text = run.workdir / 'neighbors.png', run.workdir / 'neighbors.txt'
   part: Part
-  if 'neighbours' in run.arrays:
+  if 'neighbors' in run.arrays:
     caption = 'Test images, each with its nearest training images: blue if of the same class, otherwise orange.'
-    drawn = figures.neighbours(run.arrays['neighbours'], run.arrays['neighbours_labels'])
-    part = Figure('neighbours', caption, drawn)
+    drawn = figures.neighbors(run.arrays['neighbors'], run.arrays['neighbors_labels'])
+    part = Figure('neighbors', caption, drawn)
   elif os.path.lexists(picture):
     caption = 'Test images, each with its nearest training images, at the end of training.'
     try:
-      part = Figure('neighbours', caption, figures.sheet(read_bytes(picture)))
+      part = Figure('neighbors', caption, figures.sheet(read_bytes(picture)))
     except (OSError, ValueError, SyntaxError) as error:  # Pillow raises these for invalid files
       why = 'not an image' if isinstance(error, UnidentifiedImageError) else reason(error)
       raise ValueError(f'{picture} cannot be read ({why}): remove it') from error

@@ -85,13 +85,13 @@ def check_history(workdir: pathlib.Path, rows: Sequence[Mapping], step: int) -> 
 
 
 def read_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-  """The arrays in evaluation.npz; {} if there is no such file."""
+  """The arrays in evaluation.npz, with their current names; {} if there is no such file."""
   file = workdir / 'evaluation.npz'
   if not os.path.lexists(file):
     return {}
   try:
     with np.load(io.BytesIO(files.read_bytes(file)), allow_pickle=False) as stored:
-      return dict(stored)
+      return {name.replace('neighbours', 'neighbors'): array for name, array in stored.items()}
   except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
     raise ValueError(f'{file} cannot be read ({files.reason(error)}): remove it, and evaluate again') from error
 

@@ -316,7 +316,7 @@ def test_photographs_of_many_shapes():
   batches = collect(data, batch_size=50, total_steps=4, crops=[pipeline.Crop(96)] * 2)
   assert np.array_equal(np.sort(np.concatenate([batch['index'] for batch in batches])), np.arange(200))
   # The mean colors of two views of one photograph differ less than those of two photographs.
-  colour = np.concatenate([batch['images'].mean((2, 3)) for batch in batches])
-  same = np.linalg.norm(colour[:, 0] - colour[:, 1], axis=-1).mean()
-  other = np.linalg.norm(colour[:, 0] - np.roll(colour[:, 1], 1, 0), axis=-1).mean()
+  color = np.concatenate([batch['images'].mean((2, 3)) for batch in batches])
+  same = np.linalg.norm(color[:, 0] - color[:, 1], axis=-1).mean()
+  other = np.linalg.norm(color[:, 0] - np.roll(color[:, 1], 1, 0), axis=-1).mean()
   assert same < 0.6 * other

@@ -13,7 +13,7 @@ from ssl_jax import config, train
 from ssl_jax.data import resolve
 from ssl_jax.evals import evaluate, features, from_features, knn, linear, metrics, settings
 from ssl_jax.evals.image_evaluator import ImageEvaluator
-from ssl_jax.reporting import contact_sheet, figures, neighbours, report, views
+from ssl_jax.reporting import contact_sheet, figures, neighbors, report, views
 from ssl_jax.run import builder
 from ssl_jax.workdir import metric_log
 from tests.helpers import tiny
@@ -403,15 +403,15 @@ def with_features(tmp_path, spaces, labels, **changes):
   ('vote', 'temperature', 'right'),
   [('cosine', 0.1, True), ('cosine', 1.0, False), ('majority', 0.1, False), ('distance', 1.0, True)],
 )
-def test_during_training_neighbours_vote_as_configured(tmp_path, vote, temperature, right):
-  """One very near neighbour of the right class against two of another: similarities 1 and 0.8."""
+def test_during_training_neighbors_vote_as_configured(tmp_path, vote, temperature, right):
+  """One very near neighbor of the right class against two of another: similarities 1 and 0.8."""
   bank, query = np.array([[1, 0.03], [0.8, 0.6], [0.8, -0.6]], np.float32), np.array([[1, 0]], np.float32)
   found = {'backbone': from_features.Space(bank, query)}, from_features.Labels(np.array([1, 0, 0]), np.array([1]))
   changes = {'eval.k': (3,), 'eval.vote': vote, 'eval.temperature': temperature}
   assert with_features(tmp_path, *found, **changes).scores(None) == {'knn3': 100 * right}
 
 
-def test_neighbours_may_also_be_found_among_whitened_features(tmp_path):
+def test_neighbors_may_also_be_found_among_whitened_features(tmp_path):
   """The class is the sign of the last feature, which varies little."""
   rng, labels = np.random.default_rng(0), np.arange(60) % 2
   sign = 2 * labels[:, None] - 1
@@ -471,18 +471,18 @@ def test_during_training_the_layer_is_that_of_the_config(layers, layer, tmp_path
   drawn = []
   draw = contact_sheet.draw
   monkeypatch.setattr(contact_sheet, 'draw', lambda rows, path: drawn.append(rows) or draw(rows, path))
-  neighbours.draw(evaluator, tmp_path)
+  neighbors.draw(evaluator, tmp_path)
   (rows,) = drawn
-  assert (tmp_path / 'neighbours.png').exists()
+  assert (tmp_path / 'neighbors.png').exists()
   np.testing.assert_array_equal(rows[:, 1], evaluator.run.train.items[nearest[:4]])
 
 
 @pytest.mark.parametrize('layer', ['backbone', 'projector'])
-def test_the_neighbours_at_the_end_are_those_of_the_configured_layer(layers, layer, tmp_path):
+def test_the_neighbors_at_the_end_are_those_of_the_configured_layer(layers, layer, tmp_path):
   evaluator, nearest = layers(layer)
   evaluator.evaluate(evaluator.run.initial_state(), tmp_path)
   with np.load(tmp_path / 'evaluation.npz') as arrays:
-    np.testing.assert_array_equal(arrays['neighbours'][:, 1], evaluator.run.train.items[nearest[:4]])
+    np.testing.assert_array_equal(arrays['neighbors'][:, 1], evaluator.run.train.items[nearest[:4]])
 
 
 def test_a_run_is_evaluated_at_the_temperature_of_its_step(layers, tmp_path):

@@ -247,7 +247,7 @@ def test_fine_tuning_minimises_the_mean_loss_of_the_classes(prepared, unaugmente
   chex.assert_trees_all_close(found, params, rtol=1e-3, atol=1e-4)
 
 
-def test_colours_are_not_augmented(prepared, tmp_path):
+def test_colors_are_not_augmented(prepared, tmp_path):
   """Only the crop and the flip of the run's augmentation remain."""
   parts, _ = prepared
   names = ('jitter', 'grey', 'blur', 'solarize', 'cutout', 'rotation', 'noise')

@@ -28,7 +28,7 @@ def unit(x):
 
 
 def loop_scores(bank, labels, queries, k, weight, classes):
-  """Sums the weights of the k most similar, one query and one neighbour at a time, in float64."""
+  """Sums the weights of the k most similar, one query and one neighbor at a time, in float64."""
   scores = np.zeros((len(queries), classes))
   for row, query in enumerate(unit(queries)):
     similarities = [float(query @ b) for b in unit(bank)]
@@ -84,9 +84,9 @@ class KnnTest(chex.TestCase):
     np.testing.assert_array_equal(indices, expected)
     np.testing.assert_array_equal(values, np.take_along_axis(rows, expected, axis=1))
 
-  def test_neighbours_are_the_most_similar_nearest_first(self):
+  def test_neighbors_are_the_most_similar_nearest_first(self):
     bank, _, queries, _ = clusters()
-    indices, similarities = knn.neighbours(bank, queries, 12, block=9)
+    indices, similarities = knn.neighbors(bank, queries, 12, block=9)
     expected = unit(queries) @ unit(bank).T
     np.testing.assert_array_equal(indices, np.argsort(-expected, axis=1)[:, :12])
     np.testing.assert_allclose(similarities, -np.sort(-expected, axis=1)[:, :12], atol=1e-6)
@@ -110,7 +110,7 @@ class KnnTest(chex.TestCase):
     self.assertTrue(knn.hits(scores[2], np.array([2]), 2))
     self.assertFalse(knn.hits(scores[2], np.array([0]), 3))
 
-  def test_small_temperature_is_the_nearest_neighbour(self):
+  def test_small_temperature_is_the_nearest_neighbor(self):
     bank, labels, queries, query_labels = clusters()
     one = knn.accuracy(bank, labels, queries, query_labels, k=(1,), topk=(1,))['knn1']
     sharp = knn.accuracy(bank, labels, queries, query_labels, k=(150,), temperature=1e-4, topk=(1,))['knn150']

@@ -19,15 +19,15 @@ SHORT = few_shot.Protocol(
 
 
 def folder(root, classes, train_images=6, test_images=4, seed=0, splits=('train', 'test')):
-  """Images of one colour per class, with noise, in class folders."""
+  """Images of one color per class, with noise, in class folders."""
   rng = np.random.default_rng(seed)
   for c in range(classes):
-    colour = rng.integers(40, 216, 3)
+    color = rng.integers(40, 216, 3)
     for split, count in zip(splits, (train_images, test_images), strict=False):
       place = root / split / f'class{c}'
       place.mkdir(parents=True)
       for k in range(count):
-        pixels = np.clip(colour + rng.normal(0, 12, (14, 12, 3)), 0, 255).astype(np.uint8)
+        pixels = np.clip(color + rng.normal(0, 12, (14, 12, 3)), 0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(place / f'{k}.png')
   return root
 
@@ -83,11 +83,11 @@ def test_table_6_has_twenty_sets_each_with_its_metric():
 
 
 def test_labels_that_do_not_fit_the_metric_are_refused(tmp_path, chosen):
-  colours, both = folder(tmp_path / 'colours', 3, 2, 2), several_labels(tmp_path / 'both')
+  colors, both = folder(tmp_path / 'colors', 3, 2, 2), several_labels(tmp_path / 'both')
   for argument, message in (
-    (f'{colours}:map', r"transfer to 'colours': it has one label per image, .*: append :accuracy"),
+    (f'{colors}:map', r"transfer to 'colors': it has one label per image, .*: append :accuracy"),
     (str(both), r"transfer to 'both': it has several labels per image, .*: append :map"),
-    (f'{colours}:roc_auc', r"transfer to 'colours': roc_auc is for two classes, and it has 3"),
+    (f'{colors}:roc_auc', r"transfer to 'colors': roc_auc is for two classes, and it has 3"),
     (str(tmp_path / 'nowhere'), r"transfer to 'nowhere': .* is not a folder"),
   ):
     with pytest.raises(ValueError, match=message):
@@ -182,7 +182,7 @@ def test_from_a_run_to_the_table_and_again(tmp_path, capsys):
     for kind in ('linear', 'finetune'):
       assert len(entry[kind]['seeds']) == 3 and entry[kind]['std'] is not None
       assert entry[kind]['learning_rate'][0] in SHORT.learning_rates
-      assert entry[kind]['mean'] > 60, 'colours are easy'
+      assert entry[kind]['mean'] > 60, 'colors are easy'
   capsys.readouterr()
   found = transfer.transfer(config, workdir, [*first, f'{many}:mean_per_class'], SHORT)
   said = capsys.readouterr().out

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # it compiles
 BATCH, QUEUE, STEPS, WORDS, D, TAU, BIAS = 4, 8, 4, 6, 3, 0.3, -2.0
 
 
-class Colours(nn.Module):
+class Colors(nn.Module):
   """A matrix applied to an image of one pixel."""
 
   @nn.compact
@@ -42,7 +42,7 @@ class Words(SentenceEncoder):
 def build(loss, axis_name=None, **fields):
   head = lambda: heads.MLP(features=(D,), batch_norm='none', last_bias=False)
   return methods.METHODS['image_text'](
-    network=Towers(Colours(), head(), None, text=Network(Words(), head())),
+    network=Towers(Colors(), head(), None, text=Network(Words(), head())),
     contrast=losses.Loss(losses.CONTRASTIVE[loss], {'bias': BIAS} if loss == 'sigmoid' else {}),
     temperature=temperature.from_config(TAU),
     plan=Plan(batch_size=BATCH, examples=99, views=1, steps_per_epoch=9, total_steps=STEPS),
@@ -85,9 +85,9 @@ def expected(loss, params, batch, views, queue):
   given = jax.tree.map(lambda x: torch.tensor(np.asarray(x), dtype=torch.float64, requires_grad=True), params)
   network, unit = given['network'], lambda x: x / x.norm()
   (head,), (text_head,) = ([leaf for leaf in jax.tree.leaves(part['projector'])] for part in (network, network['text']))
-  colours, words = network['encoder']['fc']['kernel'], network['text']['encoder']['words']['embedding']
+  colors, words = network['encoder']['fc']['kernel'], network['text']['encoder']['words']['embedding']
   pixels = torch.tensor(batch[:, :6], dtype=torch.float64)
-  images = [[unit(pixels[i, 3 * v : 3 * v + 3] @ colours @ head) for i in range(BATCH)] for v in range(views)]
+  images = [[unit(pixels[i, 3 * v : 3 * v + 3] @ colors @ head) for i in range(BATCH)] for v in range(views)]
   texts = [unit(sum(words[int(token)] for token in batch[i, 6:]) @ text_head) for i in range(BATCH)]
   old_images, old_texts = (torch.tensor(part, dtype=torch.float64) for part in queue)
   bias = given.get('loss', {}).get('bias')

@@ -26,8 +26,8 @@ BATCH, EXAMPLES, STEPS, RATE, D = 8, 24, 10, 0.5, 4
 TAU = 0.3
 
 
-class Colour(nn.Module):
-  """The mean colour through a matrix: an encoder of any image size that a loop can follow."""
+class Color(nn.Module):
+  """The mean color through a matrix: an encoder of any image size that a loop can follow."""
 
   @nn.compact
   def __call__(self, images, train: bool):
@@ -45,7 +45,7 @@ def build(
   predictor = {'prototypes': heads.Prototypes(6), None: None}.get(kind.predictor, linear(width))
   function = kind.accepts[loss]
   return kind(
-    network=Network(Colour(), head or linear(width), predictor),
+    network=Network(Color(), head or linear(width), predictor),
     contrast=losses.Loss(function, dict(parameters)) if kind.accepts is losses.CONTRASTIVE else function,
     temperature=temperature.from_config(tau),
     plan=Plan(batch_size=batch, examples=EXAMPLES, views=views, steps_per_epoch=EXAMPLES // batch, total_steps=STEPS),
@@ -55,7 +55,7 @@ def build(
 
 
 def batches(views, small=0):
-  """(views, index) of each step: colours that the views of an image share, in part."""
+  """(views, index) of each step: colors that the views of an image share, in part."""
   rng = np.random.default_rng(0)
   image = rng.normal(size=(EXAMPLES, 1, 1, 3))
   for step in range(STEPS):
@@ -465,8 +465,8 @@ def check_step(states, values, step, loss):
 
 def torch_predict(weights, view):
   """The unit prediction of a view, by the matrices of `matrices`."""
-  colour = torch.tensor(np.float64(view).mean(axis=(1, 2)))
-  return torch.nn.functional.normalize(colour @ weights[0] @ weights[1] @ weights[2], dim=1)
+  color = torch.tensor(np.float64(view).mean(axis=(1, 2)))
+  return torch.nn.functional.normalize(color @ weights[0] @ weights[1] @ weights[2], dim=1)
 
 
 def torch_repulsion(loss, x, y):
@@ -488,8 +488,8 @@ def test_the_logarithm_of_a_mean_is_taken_for_each_pair_of_views(loss, devices):
   for step, (views, _) in enumerate(itertools.islice(batches(3), 4)):
 
     def value(weights, views=views):
-      colours = [torch.tensor(np.float64(view).mean(axis=(1, 2))) for view in views]
-      z = [torch.nn.functional.normalize(colour @ weights[0] @ weights[1], dim=1) for colour in colours]
+      colors = [torch.tensor(np.float64(view).mean(axis=(1, 2))) for view in views]
+      z = [torch.nn.functional.normalize(color @ weights[0] @ weights[1], dim=1) for color in colors]
       attraction = []
       for v, i in itertools.product(range(3), range(BATCH)):
         cost = torch.stack([(z[v][i] - z[w][i]).pow(2).sum() for w in range(3) if w != v])

@@ -154,7 +154,7 @@ def chosen(changes):
 def prepared(images):
   """Half the size, and the lightness's distance from the background's: white shapes on black.
 
-  Colours and contrast, which say nothing of the class and take many steps to be ignored, are gone.  [N, 32, 32, 3] ->
+  Colors and contrast, which say nothing of the class and take many steps to be ignored, are gone.  [N, 32, 32, 3] ->
   [N, 16, 16, 3]
   """
   lightness = images.reshape(-1, SIZE, 2, SIZE, 2, 3).mean(axis=(2, 4, 5))

@@ -181,15 +181,15 @@ def test_a_report_names_a_file_with_other_content(tmp_path, name, content, messa
     report.report(tmp_path)
 
 
-@pytest.mark.parametrize('name', ['neighbours.png', 'neighbours.txt'])
+@pytest.mark.parametrize('name', ['neighbors.png', 'neighbors.txt'])
 @pytest.mark.parametrize('kind', ['fifo', 'directory', 'zeros', 'dangling link'])
-def test_a_report_names_damaged_neighbours(tmp_path, name, kind):
+def test_a_report_names_damaged_neighbors(tmp_path, name, kind):
   (tmp_path / name).touch()
   harm(tmp_path / name, kind)
-  if (name, kind) == ('neighbours.txt', 'zeros'):
+  if (name, kind) == ('neighbors.txt', 'zeros'):
     (tmp_path / name).write_bytes(b'\xff')
   with pytest.raises(ValueError, match=rf'{name} cannot be read \(.*\): remove it'):
-    report._neighbours(report.FinishedRun(tmp_path, {}, {}, {}, {}, []))
+    report._neighbors(report.FinishedRun(tmp_path, {}, {}, {}, {}, []))
 
 
 @pytest.mark.slow

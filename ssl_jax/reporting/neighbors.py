@@ -13,16 +13,16 @@ from ssl_jax.workdir.files import naming, write_text
 
 
 def draw(evaluator: Evaluator, workdir: pathlib.Path) -> None:
-  """Writes neighbours.png or, for sentences and pairs, neighbours.txt: nearest neighbors by the latest features."""
-  if jax.process_index() == 0 and len(found := evaluator.neighbours()):
+  """Writes neighbors.png or, for sentences and pairs, neighbors.txt: nearest neighbors by the latest features."""
+  if jax.process_index() == 0 and len(found := evaluator.neighbors()):
     DRAW[evaluator.run.modality.name](found, workdir)
 
 
 def _draw_images(found: dict[str, np.ndarray], workdir: pathlib.Path) -> None:
   """One row per test image: the image, then its nearest training images."""
-  file = workdir / 'neighbours.png'
+  file = workdir / 'neighbors.png'
   with naming(file):  # renamed at the end, so that the file is complete or absent
-    contact_sheet.draw(found['neighbours'], workdir / 'neighbours.png.part').replace(file)
+    contact_sheet.draw(found['neighbors'], workdir / 'neighbors.png.part').replace(file)
 
 
 def _write_sentences(found: list[tuple[str, list[tuple[float, str]]]], workdir: pathlib.Path) -> None:
@@ -30,7 +30,7 @@ def _write_sentences(found: list[tuple[str, list[tuple[float, str]]]], workdir: 
   lines = []
   for sentence, nearest in found:
     lines += [sentence, *(f'  {cosine:.2f}  {other}' for cosine, other in nearest), '']
-  write_text(workdir / 'neighbours.txt', '\n'.join(lines))
+  write_text(workdir / 'neighbors.txt', '\n'.join(lines))
 
 
 DRAW: dict[str, Callable[[Any, pathlib.Path], None]] = {
