@@ -191,10 +191,10 @@ class Loop:
     return results
 
   def _evaluate_finished(self, state: State, step: int) -> dict:
-    """Evaluates a run that had already finished. Writes the row, if it is missing because an evaluation failed."""
+    """Evaluates a run that had already finished. Writes the results, unless metrics.jsonl has them."""
     assert self.evaluator is not None
     results = self.evaluator.scores(state)
-    if not any(row['step'] == step and results.keys() <= row.keys() for row in metric_log.read(self.log.workdir)):
+    if not any(row['step'] == step and results.items() <= row.items() for row in metric_log.read(self.log.workdir)):
       self.log.write(step, results)
     return results
 

@@ -26,7 +26,7 @@ from ssl_jax.evals import evaluate
 from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.models import torch_weights
 from ssl_jax.models.vit import ViT
-from ssl_jax.reporting import export, report, torch_code
+from ssl_jax.reporting import export, model_card, report, torch_code
 from ssl_jax.run import builder
 from ssl_jax.run.state import average_of
 from ssl_jax.workdir import files, metric_log
@@ -247,6 +247,21 @@ def test_torch_gives_the_features_of_the_run_with_the_metadata_of_the_file(saved
   head.load_state_dict({f'{places[layer]}.{leaf}': tensors[name] for name, (layer, leaf) in split.items()}, strict=True)
   projected = head.double().eval()(torch.tensor(expected)).detach().numpy()
   torch_models.assert_close(found['projector'], projected, 1e-5)
+
+
+def test_the_card_has_results_of_the_exported_features_only(saved, tmp_path):
+  _, chosen, _ = saved
+  write = lambda name, **content: (tmp_path / f'{name}.json').write_text(json.dumps(content))
+  write('summary', steps=3, knn5=50.0, online_probe=40.0)
+  write('evaluation', step=3, knn5=60.0, linear=70.0, zero_shot=30.0, settings={'eval.features': 'projector'})
+  card = model_card.read(chosen, tmp_path, 3)
+  assert card.results == {'knn5': 50.0, 'online_probe': 40.0, 'zero_shot': 30.0}
+  write('evaluation', step=3, knn5=60.0, linear=70.0, settings={'eval.linear': 'ridge'})
+  card = model_card.read(chosen, tmp_path, 3)
+  assert card.results == {'knn5': 60.0, 'online_probe': 40.0, 'linear': 70.0}
+  assert '`eval.linear=ridge`, `eval.crop=0.75`' in model_card.results_section(card)
+  write('evaluation', step=3, knn5=60.0, settings={'eval.flip': True})
+  assert model_card.read(chosen, tmp_path, 3).results['knn5'] == 50.0
 
 
 def test_the_command_exports_the_same_files(saved, exported, tmp_path, capsys):

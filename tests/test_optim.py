@@ -248,6 +248,12 @@ def test_drops_at_the_milestones(warmup):
   np.testing.assert_allclose([rate(s) for s in range(24)], expected, rtol=1e-5)
 
 
+def test_milestones_at_the_same_step_all_count():
+  optimizer = section(schedule='step', learning_rate=1.0, milestones=(0.9, 1.1), decay=0.1)
+  rate = optimizers.learning_rate(optimizer, batch_size=8, steps_per_epoch=4, total_steps=8)
+  np.testing.assert_allclose([rate(s) for s in range(8)], [1.0] * 4 + [0.01] * 4, rtol=1e-5)
+
+
 def test_warm_up_longer_than_the_run_is_refused():
   with pytest.raises(ValueError, match=r'optimizer.warmup_epochs = 9.0 is 45 steps, and the run has 45'):
     optimizers.learning_rate(section(warmup_epochs=9.0), batch_size=8, steps_per_epoch=5, total_steps=45)

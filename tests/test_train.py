@@ -267,6 +267,9 @@ def test_the_last_step_is_saved_before_it_is_evaluated(tmp_path, monkeypatch):
     summary = train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
     rows = [row for row in metric_log.read(tmp_path / 'run') if 'knn5' in row]
     assert rows == [{'step': 2, 'knn5': summary['knn5']}]
+  summary = train.train(tiny(tmp_path, steps=2, **{'eval.flip': True}), tmp_path / 'run')
+  newest = {k: v for row in metric_log.read(tmp_path / 'run') for k, v in row.items()}
+  assert newest['knn5'] == summary['knn5']
 
 
 @pytest.mark.parametrize('found', [{}, {'images': 64}])

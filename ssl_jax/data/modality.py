@@ -98,7 +98,8 @@ class _Images(Modality):
     return resolve.placed(config, source)
 
   def evaluates(self, config: ConfigDict) -> bool:
-    return bool(config.eval.k or config.online_probe)
+    during = config.eval.measures or (config.eval.linear_during and config.eval.linear)
+    return bool(config.eval.k or config.online_probe or during)
 
 
 def _of_image(make: views.View, key: jax.Array, example: Mapping[str, jax.Array]) -> jax.Array:

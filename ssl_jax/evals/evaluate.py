@@ -67,8 +67,8 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
   run = builder.build(config, resumed=files.saved(workdir), trains=False)
   evaluator = evaluator_of(run)
   workdir = files.check(workdir, run.identity)
-  checkpoints = Checkpoints(workdir)
   state = run.initial_state()
+  checkpoints = Checkpoints(workdir)
   if checkpoints.latest() is not None:
     state = checkpoints.restore(state)
   elif not config.init:

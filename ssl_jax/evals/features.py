@@ -17,12 +17,13 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from ssl_jax.arrays import normalize
-from ssl_jax.data import decoding, image_ops, sources
+from ssl_jax.data import decoding, image_ops, npz, sources
 from ssl_jax.evals import check
 from ssl_jax.methods import Method
 from ssl_jax.models import Encoder
 from ssl_jax.run.devices import Devices
 from ssl_jax.run.update import Augment, example_keys, make_views
+from ssl_jax.workdir import files
 
 # The layers whose outputs are evaluated, in the order of the report.
 LAYERS = ('backbone', 'projector')
@@ -182,14 +183,21 @@ def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.n
   if jax.process_count() > 1:
     return compute()
   if file.exists():
-    with np.load(file, allow_pickle=False) as stored:
-      return dict(stored)
+    try:
+      with np.load(file, allow_pickle=False) as stored:
+        return dict(stored)
+    except npz.BROKEN_ARCHIVE as error:
+      files.warn(f'{file} cannot be read ({files.reason(error)}): the features are computed again')
   arrays = compute()
-  folder.mkdir(exist_ok=True)
-  part = folder / 'part'
-  with part.open('wb') as stream:
-    np.savez(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
-  for old in folder.glob('*.npz'):
-    old.unlink()
-  part.replace(file)
+  with files.naming(folder):
+    folder.mkdir(exist_ok=True)
+    part = folder / f'{os.getpid()}.part'  # another evaluation may write here, too
+    try:
+      with part.open('wb') as stream:
+        np.savez(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
+      for old in folder.glob('*.npz'):
+        old.unlink(missing_ok=True)
+      part.replace(file)
+    finally:
+      part.unlink(missing_ok=True)
   return arrays

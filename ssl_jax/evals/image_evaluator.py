@@ -59,6 +59,7 @@ class ImageEvaluator:
     given = run.method.features, run.views.shown, run.devices
     around = features.around_image(run.config.eval, augment_settings(run.config)[0]['size'])
     self._apply = functools.cache(lambda layers: features.extractor(*given, layers, around=around))
+    self._plain = features.extractor(*given, ('backbone',)) if around else None
 
   def spaces(
     self, state: State, *, layers: tuple[str, ...] = features.LAYERS, views: bool = False
@@ -86,7 +87,7 @@ class ImageEvaluator:
       found['linear'] = linear.evaluate(choice.linear, *data, seeds=choice.seeds[:1]).report['top1']
     if self.run.online_probe and not choice.data.name:  # the probe predicts only the classes of the training data
       weights = unreplicate(state.extra['probe']['weights'])
-      probed = np.asarray(online_probe.scores(weights, spaces['backbone'].test))
+      probed = np.asarray(online_probe.scores(weights, self._plain_test(state, spaces)))
       check.finite('scores of the online probe', probed, f'lower online_probe = {self.run.config.online_probe:g}')
       predicted = probed.argmax(axis=1)
       found['online_probe'] = scoring.percent(predicted == labels.test)
@@ -95,6 +96,14 @@ class ImageEvaluator:
       measured = from_features.measures_of(spaces, labels, loss)
       found |= {f'{layer}/{name}': x for layer, numbers in measured.items() for name, x in numbers.items()}
     return found
+
+  def _plain_test(self, state: State, spaces: Mapping[str, from_features.Space]) -> np.ndarray:
+    """Backbone features of the test images alone, as the online probe is trained: not means over flips and patches."""
+    if self._plain is None:
+      return spaces['backbone'].test
+    sizes = dict(size=features.image_size(self.run.config), batch_size=self.run.config.eval.batch_size)
+    found, _ = features.extract(self._plain, self.run.devices, *state.evaluated, self.sources['test'], **sizes)
+    return found['backbone']
 
   def at_start(self, state: State) -> dict[str, float]:
     """`scores` of the untrained encoder, and kNN on raw pixels if images are in memory. The state is on the host."""
@@ -280,10 +289,10 @@ def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[s
   """Raises if test images are also training images: each would be its own nearest neighbor.
 
   Files and records are compared by identity, not by pixels. Arrays can only be compared by pixels. Since real datasets
-  have a few duplicates, arrays are rejected only if more than half of the test images are duplicates.
+  have a few duplicates, arrays are rejected only if more than half of the images of a split are duplicates.
   """
   count = sources.shared(train, test)
-  if count > (len(test) / 2 if isinstance(test.origin or test, sources.Arrays) else 0):
+  if count > (min(len(train), len(test)) / 2 if isinstance(test.origin or test, sources.Arrays) else 0):
     raise ValueError(
       f'{names["test"]}: {count:,} of its {len(test):,} images are also in {names["train"]}, each its own nearest '
       'neighbor: give splits without common images, or the same split twice and data.held_out=0.1'

@@ -18,8 +18,12 @@ from ssl_jax.workdir.files import writable
 
 # Config keys that change the definition of the loss, which makes loss values incomparable.
 OF_LOSS = ('loss.', 'temperature.', 'method.', 'batch_size', 'views')
-# Config keys that change the test images, which makes accuracies incomparable.
-OF_TEST = ('data.name', 'data.file', 'data.classes', 'data.test_split', 'data.held_out', 'eval.data.')
+# Config keys that change the test images or their features, which makes accuracies incomparable.
+OF_TEST = (
+  *('data.name', 'data.file', 'data.classes', 'data.test_split', 'data.held_out', 'eval.data.'),
+  *(f'eval.{key}' for key in ('features', 'vote', 'temperature', 'crop', 'flip', 'patch', 'train_images')),
+)
+OF_LINEAR = ('eval.linear', 'eval.seeds')  # the same for the linear classifier alone
 MOST_KEYS = 3  # in a label; if more keys differ, the label is only the folder
 
 
@@ -44,8 +48,6 @@ def _differing(runs: Sequence[FinishedRun]) -> dict[str, list]:
   """{key: its value in each run} for the keys that differ; runs without a config (features from a file) have None."""
   # An empty value means the same as a missing key in an older run.
   configs = [{k: v for k, v in run.settings.items() if k != 'seed' and v != ''} if run.config else {} for run in runs]
-  for config, run in zip(configs, runs, strict=True):
-    config |= {'fork_step': run.fork[1]} if run.fork else {}
   distinct = lambda key: {json.dumps(config.get(key)) for config in configs if config}
   keys = [key for key in sorted(set().union(*configs)) if len(distinct(key)) > 1]
   return {key: [config.get(key) for config in configs] for key in keys}
@@ -67,7 +69,7 @@ def _groups(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
     return [(i, j) for i, j in pairs if runs[i].config.get('seed') == runs[j].config.get('seed')]
 
   # Runs that were evaluated with different k still belong together, because kNN metrics are named after k. So do
-  # forks of several seeds at the same step, although each has a different parent.
+  # forks of several seeds at the same step, although each has a different parent: the settings have its config.
   keys = [key for key in differing if key not in ('eval.k', 'fork')]
   if same(groups := grouped(keys)):
     groups = grouped(keys := list(differing))
@@ -92,7 +94,7 @@ def _short_key(key: str, keys: Sequence[str]) -> str:
 
   def shorten(key: str) -> str:
     section, _, last = key.rpartition('.')
-    return key if section.split('.')[0] in ('', 'data', 'eval') else section if last == 'name' else last
+    return key if section.split('.')[0] in ('', 'data', 'eval', 'parent') else section if last == 'name' else last
 
   short = shorten(key)
   return short if [shorten(other) for other in keys].count(short) == 1 else key
@@ -126,9 +128,8 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
   keys, cells = spread(lambda run: run.accuracies, '.2f', '')
   having = lambda key: sum(key in found for found in cells.values())
   keys.sort(key=having, reverse=True)  # keys that most groups have come first
-  tests = [key for key in differing if key.startswith(OF_TEST)]
-  if not tests:
-    for key in keys:
+  for key in keys:
+    if _comparable(key, differing):
       _mark_best(key, cells)
   rows = [
     [name, ', '.join(str(run.config.get('seed', '–')) for run in runs), *(cells[name].get(key, '–') for key in keys)]
@@ -140,7 +141,7 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
     most = max(keys, key=lambda key: (having(key), key == 'spearman_mean'))
     values = {name: (found[most].value, found[most].spread) for name, found in cells.items() if most in found}
     parts.append(Figure('accuracy', f'{most}.', figures.dots(values, with_unit(most))))
-  sections = [Section('Accuracy', _about_accuracies(groups, keys, having, tests), parts)]
+  sections = [Section('Accuracy', _about_accuracies(groups, keys, having, differing), parts)]
   sections += _over_epochs(groups, differing)
   measures = lambda run: run.evaluation.get('measures', {})
   both = ('uniformity', 'same_label_similarity')
@@ -157,28 +158,33 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
   return sections
 
 
+def _comparable(key: str, differing: Collection[str]) -> bool:
+  """Whether an accuracy has the same meaning in runs whose settings differ in these keys."""
+  return not any(name.startswith(OF_TEST) or (name in OF_LINEAR and key.startswith('linear')) for name in differing)
+
+
 def _paired(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str] = ()) -> list[Section]:
   """Differences in accuracy from the first config, between runs with the same seed, with standard errors."""
-  if any(key.startswith(OF_TEST) for key in differing):
-    return []
   by_seed = lambda runs: {run.config['seed']: run for run in runs if 'seed' in run.config}
   (first, reference), *others = ((name, by_seed(runs)) for name, runs in groups.items())
   found = {name: [(reference[seed], run) for seed, run in runs.items() if seed in reference] for name, runs in others}
   found = {name: pairs for name, pairs in found.items() if pairs}
-  keys = list(dict.fromkeys(key for pairs in found.values() for _, run in pairs for key in run.accuracies))
+  keys = dict.fromkeys(key for pairs in found.values() for _, run in pairs for key in run.accuracies)
+  keys = [key for key in keys if _comparable(key, differing)]
   rows: list[list[str | Number]] = []
   for name, pairs in found.items():
     shared = 'seed and start' if all(_same_start(a, b) for a, b in pairs) else 'seed'
     row: list[str | Number] = [name, ', '.join(str(run.config['seed']) for _, run in pairs), shared]
     for key in keys:
-      both = [(a.accuracies, b.accuracies) for a, b in pairs if key in a.accuracies and key in b.accuracies]
-      row.append(_difference(key, [b[key] - a[key] for a, b in both]) if both else '–')
+      both = [(a.accuracies, b.accuracies) for a, b in pairs]
+      known = all(key in a and key in b for a, b in both)
+      row.append(_difference(key, [b[key] - a[key] for a, b in both]) if known else '–')
     rows.append(row)
-  if not rows:
+  if not rows or not keys:
     return []
   text = (
     f'Accuracies minus those of {first}, of runs with the same seed. ± is the standard error of the mean difference; '
-    'one pair has none. Runs that share their start are forks of one checkpoint, or a fork and its parent.'
+    'one pair has none. Runs that share their start are forks of one run, or a fork and its parent.'
   )
   return [Section('Paired differences', text, [Table(['run', 'seeds', 'shared', *map(with_unit, keys)], rows)])]
 
@@ -194,10 +200,10 @@ def _difference(key: str, values: Sequence[float]) -> Number:
 
 
 def _same_start(a: FinishedRun, b: FinishedRun) -> bool:
-  """Whether two runs share a state at some step: both are forks of it, or one is the parent of the other."""
-  place = lambda run: run.fork and (pathlib.Path(run.fork[0]).expanduser().resolve(), run.fork[1])
-  is_parent = lambda run, fork: fork and fork[0] == run.workdir.resolve()
-  return bool(place(a) and place(a) == place(b)) or is_parent(a, place(b)) or is_parent(b, place(a)) or False
+  """Whether two runs have the same losses up to the step of a fork: the fork has copied the rows of its parent."""
+  losses = lambda run, step: [(row['step'], row['loss']) for row in run.rows if 'loss' in row and row['step'] <= step]
+  forks = {row['step'] for run in (a, b) for row in run.rows if 'forked_at' in row}
+  return any(losses(a, step) == losses(b, step) != [] for step in forks)
 
 
 def _mark_best(key: str, cells: Mapping[str, dict[str, Number]]) -> None:
@@ -209,15 +215,21 @@ def _mark_best(key: str, cells: Mapping[str, dict[str, Number]]) -> None:
 
 
 def _about_accuracies(
-  groups: Mapping[str, Sequence[FinishedRun]], keys: Sequence[str], having: Callable[[str], int], tests: Sequence[str]
+  groups: Mapping[str, Sequence[FinishedRun]],
+  keys: Sequence[str],
+  having: Callable[[str], int],
+  differing: Collection[str],
 ) -> str:
   """How to read the table."""
+  tests = [key for key in differing if key.startswith(OF_TEST)]
   if not keys:
     return 'No run has been evaluated.'
   if tests:
-    text = f'The accuracies are not comparable: {", ".join(tests)} differ{"s" * (len(tests) == 1)}.'
+    text = f'The accuracies are not comparable: {_differ(tests)}.'
   elif len(groups) > 1:
     text = '★ marks the highest mean.'
+    if settings := [key for key in differing if key in OF_LINEAR]:
+      text += f' Linear accuracies are not comparable: {_differ(settings)}.'
     text += ' With one seed, a small difference may be chance.' * any(len(runs) == 1 for runs in groups.values())
   else:
     text = ''
@@ -228,6 +240,11 @@ def _about_accuracies(
       adds = any(key.startswith('knn') for key in some)
       text += f' To add it: python main.py --mode=evaluate --workdir=RUN "--config.eval.k=({choice})".' * adds
   return text.strip()
+
+
+def _differ(keys: Sequence[str]) -> str:
+  """'a differs', or 'a, b differ'."""
+  return f'{", ".join(keys)} differ{"s" * (len(keys) == 1)}'
 
 
 def _over_epochs(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str]) -> list[Section]:
@@ -256,8 +273,7 @@ def _over_epochs(groups: Mapping[str, Sequence[FinishedRun]], differing: Collect
     caption = 'Loss, averaged over the steps between two logged rows.'
     if other:
       caption += ' Not comparable between these runs.'
-      differ = 'differs' if len(other) == 1 else 'differ'
-      text = f'The losses are not comparable: {", ".join(other)} {differ}, which changes the loss itself.'
+      text = f'The losses are not comparable: {_differ(other)}, which changes the loss itself.'
     parts.append(Figure('losses', caption, chart('loss', 'loss')))
   return [Section('Training', text, parts)] if parts else []
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import yaml
 from ml_collections import ConfigDict
 
+from ssl_jax.config import flatten
 from ssl_jax.data.modality import modality_of
 from ssl_jax.workdir import files, metric_log, progress
 
@@ -21,24 +22,38 @@ KINDS = {
 TAGS = ('jax', 'self-supervised-learning', 'contrastive-learning', 'feature-extraction')
 
 
+# Results that depend on `eval.features`, `eval.flip` and `eval.patches`, while an export has the plain backbone.
+OF_FEATURES = ('knn', 'linear', 'spearman', 'transfer')
+PROTOCOL = ('vote', 'temperature', 'linear', 'crop')  # keys of `eval` next to the results
+
+
 class Card(NamedTuple):
   """Results and metadata of the newest checkpoint of a run."""
 
   results: dict[str, float]  # by their names in summary.json and evaluation.json
+  protocol: dict[str, Any]  # how they were measured
   command: str  # the training command; '' if it was not recorded
   head: str  # the YAML header of README.md
 
 
 def read(config: ConfigDict, workdir: pathlib.Path, step: int) -> Card:
-  """The card of the checkpoint at `step` of the run with this config. Results of other steps are left out."""
+  """The card of the checkpoint at `step` of the run with this config.
+
+  Results of other steps are left out, and those of other features than the exported ones.
+  """
   summary = _content(workdir / 'summary.json', metric_log.SUMMARY | {'command': str | None})
   evaluation = _content(workdir / f'{metric_log.evaluation_name(config.eval.data.name)}.json', {'step': int})
   results: dict[str, float] = {}
+  settings = flatten(config.eval, 'eval.')
   for content, key in ((summary, 'steps'), (evaluation, 'step')):
     if content.get(key) == step:
-      results |= progress.headline(content)
+      settings = {**settings, **content.get('settings', {})}
+      exported = settings['eval.features'] == 'backbone' and not (settings['eval.flip'] or settings['eval.patches'])
+      found = progress.headline(content)
+      results |= {name: x for name, x in found.items() if exported or not name.startswith(OF_FEATURES)}
   command = summary.get('command') if summary.get('steps') == step else None
-  return Card(results, command or '', _head(config, results))
+  protocol = {f'eval.{key}': settings[f'eval.{key}'] for key in PROTOCOL} if results else {}
+  return Card(results, protocol, command or '', _head(config, results))
 
 
 def _content(file: pathlib.Path, types: Mapping[str, Any]) -> dict:
@@ -87,7 +102,9 @@ def results_section(card: Card) -> str:
   text = ''
   if card.results:
     rows = ''.join(f'| `{name}` | {value:.2f} |\n' for name, value in card.results.items())
-    text += f'## Results\n\nAccuracies and recalls are in percent.\n\n| result | value |\n|---|---|\n{rows}\n'
+    how = ', '.join(f'`{key}={value}`' for key, value in card.protocol.items())
+    text += f'## Results\n\nAccuracies and recalls are in percent. Measured with {how}.\n\n'
+    text += f'| result | value |\n|---|---|\n{rows}\n'
   if card.command:
     text += f'## Training\n\n```\n{card.command}\n```\n\n`config.json` has the whole config.\n\n'
   return text

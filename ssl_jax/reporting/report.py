@@ -58,6 +58,7 @@ class FinishedRun:
   evaluation: dict
   arrays: dict[str, np.ndarray]
   rows: list[dict]
+  parent: dict = dataclasses.field(default_factory=dict)  # parent.json of a fork
 
   @classmethod
   def read(cls, workdir: str | pathlib.Path) -> 'FinishedRun':
@@ -78,6 +79,7 @@ class FinishedRun:
       evaluation=evaluation,
       arrays=metric_log.read_arrays(workdir),
       rows=metric_log.read(workdir),
+      parent=load(fork.PARENT, {'config': dict, 'parent': dict}),
     )
     metric_log.check_history(workdir, found.rows, found.summary.get('steps', 0))
     if not (found.rows or found.summary or found.evaluation):
@@ -98,6 +100,16 @@ class FinishedRun:
     found = relevant(self.config) | {key: value for key, value in evaluated.items() if key.startswith('eval.')}
     if found.get('data.source', 'tfds') not in ('tfds', 'imagenet', 'embedded'):  # their name identifies them
       found['data.file'] = pathlib.PurePath(self.config['data']['path']).name
+    return found | self._lineage(found)
+
+  def _lineage(self, own: Mapping) -> dict:
+    """The step of a fork, and the keys of its parents that differ from its own, such as 'parent.temperature.tau'."""
+    found, prefix, config, above = {}, '', self.config, self.parent
+    while config.get('fork'):
+      found[f'{prefix}fork_step'] = fork.split(config['fork'])[1]
+      prefix, config, above = f'parent.{prefix}', upgrade(above.get('config', {})), above.get('parent', {})
+      theirs = {key: x for key, x in relevant(config).items() if key in own and not key.startswith(('eval.', 'fork'))}
+      found |= {prefix + key: x for key, x in theirs.items() if x != own[key]}
     return found
 
   @property

@@ -49,7 +49,10 @@ def learning_rate(optimizer: Mapping, *, batch_size: int, steps_per_epoch: int, 
       f'optimizer.warmup_epochs = {optimizer["warmup_epochs"]} is {warmup} steps, and the run has {total_steps}: '
       'set it to 0, or make the run longer'
     )
-  drops = {round(epoch * steps_per_epoch) - warmup: optimizer['decay'] for epoch in optimizer['milestones']}
+  drops: dict[int, float] = {}
+  for epoch in optimizer['milestones']:
+    at = round(epoch * steps_per_epoch) - warmup
+    drops[at] = drops.get(at, 1.0) * optimizer['decay']
   schedule = SCHEDULES[optimizer['schedule']](peak, total_steps - warmup, drops)
   if warmup:
     schedule = optax.join_schedules([optax.linear_schedule(0.0, peak, warmup), schedule], [warmup])

@@ -41,7 +41,7 @@ class Checkpoints:
       keep_every: if positive, the first checkpoint at or after each multiple of this step is also kept.
       step: the step of the checkpoint to read, instead of the newest.
     """
-    self.identity, self.read_only, self.saving = identity, keep is None, -1
+    self.workdir, self.identity, self.read_only, self.saving, self.fixed = workdir, identity, keep is None, -1, step
     self.bytes = 0  # size of the state that is being saved
     self.intact = _intact(workdir, set_aside=not self.read_only) if step is None else _undamaged(workdir, step)
     if keep is None:
@@ -80,15 +80,14 @@ class Checkpoints:
 
   def restore(self, like: State) -> State:
     """The newest state, with the shapes and types of `like`."""
-    step = self.latest()
-    assert step is not None
-    return self._read(step, state=ocp.args.StandardRestore(like))
+    assert self.latest() is not None
+    return self._read_newest(state=ocp.args.StandardRestore(like))
 
   def newest(self) -> State:
     """The newest state as nested dicts, for callers that cannot build a state to pass to `restore`."""
-    if (step := self.latest()) is None:
+    if self.latest() is None:
       raise ValueError(f'{self.manager.directory} has no checkpoint yet: train first')
-    return State(**self._read(step, state=ocp.args.StandardRestore()))
+    return State(**self._read_newest(state=ocp.args.StandardRestore()))
 
   def shapes(self) -> dict[str, tuple[int, ...]]:
     """{path: shape} of the arrays of the newest state."""
@@ -119,6 +118,19 @@ class Checkpoints:
       return self.manager.metadata(step).custom_metadata or {}
     return self._read(step, clock=ocp.args.JsonRestore())
 
+  def _read_newest(self, **part: ocp.args.CheckpointArgs) -> Any:
+    """One part of the newest checkpoint, or of a newer one if a running training removes it while it is read."""
+    while True:
+      step = self.latest()
+      assert step is not None
+      try:
+        return self._read(step, **part)
+      except ValueError:
+        if not self.read_only or self.fixed is not None or files.steps(self.workdir)[:1] == [step]:
+          raise
+      self.intact = _intact(self.workdir, set_aside=False)
+      self.manager.reload()
+
   def _read(self, step: int, **part: ocp.args.CheckpointArgs) -> Any:
     """One part of a checkpoint. Raises a ValueError that names the checkpoint if it cannot be read."""
     (name,) = part
@@ -127,9 +139,9 @@ class Checkpoints:
     except (KeyError, ValueError, OSError) as error:
       before = [known for known in self.manager.all_steps() if known < step]
       then = f'resumes at step {max(before)}' if before else 'starts again'
+      fix = f'remove its folder, and the run {then}' if self.fixed is None else 'give another step'
       raise ValueError(
-        f'checkpoint {step} in {self.manager.directory} cannot be read ({reason(error)}): remove its folder, and the '
-        f'run {then}'
+        f'checkpoint {step} in {self.manager.directory} cannot be read ({reason(error)}): {fix}'
       ) from error
 
   @contextlib.contextmanager

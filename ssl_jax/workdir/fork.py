@@ -5,9 +5,11 @@ continues the parent bit for bit. A fork with another temperature differs only i
 point.
 """
 
+import json
 import pathlib
 from collections.abc import Mapping
 
+import jax
 from ml_collections import ConfigDict
 
 from ssl_jax.run.builder import Run
@@ -18,6 +20,7 @@ from ssl_jax.workdir.checkpoints import Checkpoints, shapes_of
 # Config keys that a fork shares with its parent. They determine which images a step sees, and in which order. The
 # network, the method and the optimizer may change if the arrays of the state keep their shapes.
 SHARED = ('seed', 'batch_size', 'data', 'imbalance')
+PARENT = 'parent.json'  # the config of the parent, and this file of the parent if it is a fork itself
 SHOWN = 20  # maximum number of steps listed in a message
 
 
@@ -78,13 +81,19 @@ class Parent:
         )
 
   def hand_over(self, to: Checkpoints, workdir: pathlib.Path, like: State) -> None:
-    """Copies this checkpoint and the parent's metrics up to its step to the fork.
+    """Copies this checkpoint and the parent's metrics up to its step to the fork. Writes parent.json.
 
-    The fork is then like a run that was interrupted at this step, and no longer needs its parent.
+    The fork is then like a run that was interrupted at this step, and no longer needs its parent. If its config
+    differs, the parent's steps since its last row are left out: a row must not average steps of two configs.
     """
-    metric_log.copy(self.workdir, workdir, self.step)
-    parent = self.checkpoints
-    to.save(parent.restore(like), parent.unlogged(), parent.seconds(), parent.skipped())
+    parent, owner = self.checkpoints, files.identity_at(self.workdir, self.step)
+    unlogged = parent.unlogged()
+    metric_log.copy(self.workdir, workdir, self.step, logged=self.step - len(unlogged))
+    if jax.process_index() == 0:
+      before = files.read_json(file) if (file := self.workdir / PARENT).exists() else {}
+      files.write_text(workdir / PARENT, json.dumps({'config': owner, 'parent': before}, indent=2) + '\n')
+    same = to.identity is not None and not files.difference_of(owner, {**to.identity, 'fork': owner.get('fork', '')})
+    to.save(parent.restore(like), unlogged if same else [], parent.seconds(), parent.skipped())
     to.wait()
 
   def close(self) -> None:

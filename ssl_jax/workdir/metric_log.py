@@ -106,11 +106,16 @@ def _row(line: bytes) -> dict | None:
   return rename(row) if numbers and type(row.get('step')) is int else None
 
 
-def copy(parent: pathlib.Path, workdir: pathlib.Path, step: int) -> None:
-  """Starts the metrics.jsonl of a fork with the rows of its parent up to a step, and a row `forked_at`."""
+def copy(parent: pathlib.Path, workdir: pathlib.Path, step: int, *, logged: int) -> None:
+  """Starts the metrics.jsonl of a fork with the rows of its parent up to a step, and a row `forked_at`.
+
+  A warning is printed if the rows end before step `logged`.
+  """
   if jax.process_index() == 0:
-    rows = [*(row for row in read(parent) if row['step'] <= step), {'step': step, 'forked_at': step}]
-    write_text(workdir / 'metrics.jsonl', ''.join(json.dumps(row) + '\n' for row in rows))
+    rows = [row for row in read(parent) if row['step'] <= step]
+    check_history(parent, rows, logged)
+    lines = [json.dumps(row) + '\n' for row in (*rows, {'step': step, 'forked_at': step})]
+    write_text(workdir / 'metrics.jsonl', ''.join(lines))
 
 
 class MetricLog:

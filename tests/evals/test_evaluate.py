@@ -1,6 +1,7 @@
 """Evaluation of runs and of stored features: correct numbers, reproducible digits, clear errors for unusable data."""
 
 import json
+import os
 import shutil
 
 import jax
@@ -16,7 +17,7 @@ from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.reporting import contact_sheet, figures, neighbors, report, views
 from ssl_jax.run import builder
 from ssl_jax.workdir import metric_log
-from tests.helpers import tiny
+from tests.helpers import final, tiny
 
 pytestmark = pytest.mark.slow  # it trains and evaluates
 
@@ -281,6 +282,63 @@ def test_only_the_newest_features_stay_stored(tmp_path):
   for name in ('a', 'b'):
     features.cached(tmp_path / 'features', name, lambda: {'x': np.arange(3)})
   assert [file.name for file in (tmp_path / 'features').iterdir()] == ['b.npz']
+
+
+@pytest.mark.parametrize('content', [b'', b'PK', None])
+def test_damaged_features_are_computed_again(tmp_path, content, capsys):
+  compute = lambda: {'x': np.arange(1000)}
+  features.cached(tmp_path / 'features', 'a', compute)
+  file = tmp_path / 'features' / 'a.npz'
+  stored = file.read_bytes()
+  file.write_bytes(stored[:200] + b'!' + stored[201:] if content is None else content)
+  np.testing.assert_array_equal(features.cached(tmp_path / 'features', 'a', compute)['x'], np.arange(1000))
+  assert 'a.npz cannot be read' in capsys.readouterr().err
+  assert file.read_bytes() == stored
+
+
+def test_two_evaluations_may_store_features_at_once(tmp_path, monkeypatch):
+  folder, save = tmp_path / 'features', np.savez
+
+  def interrupted(stream, **arrays):
+    monkeypatch.setattr(np, 'savez', save)
+    monkeypatch.setattr(os, 'getpid', lambda: 1)
+    features.cached(folder, 'a', lambda: {'x': np.arange(3)})  # another process, which is faster
+    save(stream, **arrays)
+
+  monkeypatch.setattr(np, 'savez', interrupted)
+  features.cached(folder, 'a', lambda: {'x': np.arange(3)})
+  assert [file.name for file in folder.iterdir()] == ['a.npz']
+
+
+@pytest.mark.slow
+def test_the_online_probe_sees_plain_images(tmp_path):
+  train.train(tiny(tmp_path, online_probe=0.1), tmp_path / 'run')
+  found = []
+  for changes in ({}, {'eval.patches': 2, 'eval.patch': 1.0}, {'eval.flip': True}):
+    chosen = tiny(tmp_path, online_probe=0.1, **changes)
+    run = builder.build(chosen)
+    state = run.devices.replicate(final(tmp_path / 'run', chosen)[1])
+    found.append(ImageEvaluator(run).scores(state)['online_probe'])
+  assert len(set(found)) == 1
+
+
+@pytest.mark.slow
+def test_measures_and_linear_accuracies_are_logged_without_knn(tmp_path):
+  changes = {'eval.k': (), 'eval.measures': True, 'eval.linear_during': True, 'eval.every_epochs': 1, 'eval.views': 2}
+  train.train(tiny(tmp_path, steps=2, **changes), tmp_path / 'run')
+  (row,) = (row for row in metric_log.read(tmp_path / 'run') if 'linear' in row)
+  assert 'backbone/uniformity' in row and not any(key.startswith('knn') for key in row)
+
+
+def test_a_small_training_split_within_the_test_split_is_refused(tmp_path):
+  with np.load(tiny(tmp_path).data.path) as stored:
+    labels = stored['train_labels']
+    few = np.concatenate([np.flatnonzero(labels == c)[:5] for c in range(4)])
+    images = dict(train_images=stored['train_images'][few], train_labels=labels[few])
+    np.savez(tmp_path / 'few.npz', **images, test_images=stored['train_images'], test_labels=labels)
+  chosen = tiny(tmp_path, **{'data.path': str(tmp_path / 'few.npz'), 'batch_size': 4})
+  with pytest.raises(ValueError, match='20 of its 64 images are also in data'):
+    ImageEvaluator(builder.build(chosen))
 
 
 def test_views_do_not_depend_on_the_devices_or_the_batch(trained):

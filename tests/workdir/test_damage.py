@@ -15,6 +15,7 @@ from tensorboardX.proto import event_pb2
 
 from ssl_jax import train
 from ssl_jax.reporting import report
+from ssl_jax.run import builder
 from ssl_jax.workdir import checksums, files, metric_log
 from ssl_jax.workdir.checkpoints import Checkpoints
 from tests import damage
@@ -36,6 +37,18 @@ def leaves(workdir):
   state = checkpoints.newest()
   checkpoints.close()
   return jax.tree.leaves(state)
+
+
+def test_a_checkpoint_that_a_running_training_removes_is_replaced_by_a_newer_one(tmp_path):
+  chosen = tiny(tmp_path, steps=2, **{'eval.k': ()})
+  train.train(chosen, tmp_path / 'run')
+  checkpoints = Checkpoints(tmp_path / 'run')
+  expected = leaves(tmp_path / 'run')
+  (tmp_path / 'run' / 'checkpoints' / '2').rename(tmp_path / 'run' / 'checkpoints' / '4')
+  assert same(jax.tree.leaves(checkpoints.newest()), expected) and checkpoints.latest() == 4
+  (tmp_path / 'run' / 'checkpoints' / '4').rename(tmp_path / 'run' / 'checkpoints' / '6')
+  assert same(jax.tree.leaves(checkpoints.restore(builder.build(chosen).initial_state())), expected)
+  checkpoints.close()
 
 
 def same(a, b):

@@ -1,7 +1,6 @@
 """Forks: the same run where nothing changes, another one where something does, and one line where nothing may."""
 
 import json
-import pathlib
 import shutil
 import types
 
@@ -58,6 +57,10 @@ def test_a_fork_with_another_temperature_differs_from_its_step_on_and_names_its_
   with pytest.raises(AssertionError):
     chex.assert_trees_all_close(other.params, state.params, rtol=1e-3)
   assert {'step': AT, 'forked_at': AT} in metric_log.read(tmp_path / 'run')
+  temperatures = {row['step']: row['temperature'] for row in metric_log.read(tmp_path / 'run') if 'loss' in row}
+  assert temperatures[12] == pytest.approx(0.2)  # of its own two steps, not of all four since the last row
+  saved = json.loads((tmp_path / 'run' / 'parent.json').read_text())
+  assert saved['config']['temperature']['tau'] != 0.2 and saved['parent'] == {}
   assert summary['fork'] == json.loads((tmp_path / 'run' / 'config.json').read_text())['fork'] == chosen.fork
   report.report(tmp_path / 'run')
   text = (tmp_path / 'run' / 'report.md').read_text()
@@ -65,6 +68,18 @@ def test_a_fork_with_another_temperature_differs_from_its_step_on_and_names_its_
   compare.compare([folder / 'run', tmp_path / 'run'], tmp_path / 'compared')
   text = (tmp_path / 'compared' / 'compare.md').read_text()
   assert 'Paired differences' in text and '| 0 | seed and start |' in text
+
+
+@pytest.mark.slow
+def test_a_fork_within_a_row_may_have_other_metrics_and_lost_rows_are_named(parent, tmp_path, capsys):
+  copy = shutil.copytree(parent[0] / 'run', tmp_path / 'parent')
+  lines = (copy / 'metrics.jsonl').read_text().splitlines(keepends=True)
+  (copy / 'metrics.jsonl').write_text(lines[0])
+  changes = {'loss.name': 'simple', 'temperature': {'name': 'none'}}
+  chosen = tiny(parent[0], **SETTINGS, fork=f'{copy}@{AT}', **changes)
+  train.train(chosen, tmp_path / 'run')
+  assert 'ends at step 4, and the run had logged step 8: rows are lost' in capsys.readouterr().err
+  assert [row['step'] for row in metric_log.read(tmp_path / 'run') if 'loss' in row] == [4, 12, 16, 20]
 
 
 @pytest.mark.slow
@@ -168,10 +183,11 @@ def test_older_runs_are_no_forks():
   assert config.upgrade({'seed': 0})['fork'] == ''
 
 
-def evaluated(seed, knn, fork='', workdir='runs/x'):
-  origin = report.fork.split(fork) if fork else None
-  found = dict(accuracies={'knn5': knn}, config={'seed': seed}, fork=origin, workdir=pathlib.Path(workdir))
-  return types.SimpleNamespace(**found)
+def evaluated(seed, knn, losses=(), forked_at=0, **more):
+  """A finished run with a loss at steps 5, 10, ..."""
+  rows = [{'step': 5 * (k + 1), 'loss': loss} for k, loss in enumerate(losses)]
+  rows += [{'step': forked_at, 'forked_at': forked_at}] if forked_at else []
+  return types.SimpleNamespace(accuracies={'knn5': knn, **more}, config={'seed': seed}, rows=rows)
 
 
 def test_runs_of_the_same_seeds_have_paired_differences():
@@ -193,22 +209,58 @@ def test_runs_of_the_same_seeds_have_paired_differences():
 
 
 def test_pairs_that_share_their_start_are_marked():
-  pair = lambda *runs: compare._paired({run.workdir.name: [run] for run in runs})[0].parts[0].rows[0][2]
-  first, second = (evaluated(0, 50.0, 'runs/p@9', f'runs/{name}') for name in 'ab')
-  assert pair(first, second) == 'seed and start'
-  assert pair(evaluated(0, 50.0, workdir='runs/p'), second) == 'seed and start'
-  assert pair(evaluated(0, 50.0, 'runs/p@8', 'runs/a'), second) == 'seed'
-  assert pair(evaluated(0, 50.0, workdir='runs/q'), second) == 'seed'
+  pair = lambda a, b: compare._paired({'a': [a], 'b': [b]})[0].parts[0].rows[0][2]
+  fork = evaluated(0, 50.0, [3.0, 2.0, 1.1], forked_at=10)
+  assert pair(evaluated(0, 50.0, [3.0, 2.0, 1.0]), fork) == 'seed and start'  # its parent
+  assert pair(evaluated(0, 50.0, [3.0, 2.0, 1.3], forked_at=10), fork) == 'seed and start'
+  assert pair(evaluated(0, 50.0, [3.0, 2.5, 1.3], forked_at=5), fork) == 'seed and start'  # an earlier fork
+  assert pair(evaluated(0, 50.0, [3.1, 2.0, 1.1], forked_at=10), fork) == 'seed'
+  assert pair(evaluated(0, 50.0, [3.0, 2.0]), evaluated(0, 50.0, [3.0, 2.0])) == 'seed'  # no fork
+  assert pair(evaluated(0, 50.0), evaluated(0, 50.0, forked_at=3)) == 'seed'  # nothing was logged before
 
 
-def test_forks_of_several_seeds_are_one_config(tmp_path):
-  def finished(name, seed, tau, fork):
-    saved = tiny(tmp_path, seed=seed, fork=fork, **{'temperature.tau': tau}).to_dict()
+def test_a_difference_needs_the_metric_in_all_pairs():
+  runs = {
+    'a': [evaluated(0, 50.0, linear=60.0), evaluated(1, 51.0, linear=60.0)],
+    'b': [evaluated(0, 52.0, linear=61.0)],
+  }
+  runs['b'].append(evaluated(1, 52.0))
+  (row,) = compare._paired(runs)[0].parts[0].rows
+  assert str(row[3]) == '+1.50 ± 0.50' and row[4] == '–'
+
+
+def test_accuracies_of_other_protocols_are_not_compared():
+  runs = {'a': [evaluated(0, 50.0, linear=60.0)], 'b': [evaluated(0, 51.0, linear=61.0)]}
+  keys = lambda differing: compare._paired(runs, differing)[0].parts[0].head[3:]
+  assert keys(['temperature.tau']) == ['knn5, %', 'linear, %'] and keys(['eval.linear']) == ['knn5, %']
+  assert not compare._paired(runs, ['eval.features']) and not compare._paired(runs, ['eval.patches'])
+
+
+@pytest.fixture
+def finished(tmp_path):
+  def write(name, seed, tau, fork, parent=None):
+    config_of = lambda tau, fork='': tiny(tmp_path, seed=seed, fork=fork, **{'temperature.tau': tau}).to_dict()
+    contents = {'config': config_of(tau, fork), 'summary': {'knn5': 50.0 + seed}}
+    if parent is not None:
+      contents['parent'] = {'config': config_of(parent), 'parent': {}}
     (tmp_path / name).mkdir()
-    for file, contents in (('config', saved), ('summary', {'knn5': 50.0 + seed})):
-      (tmp_path / name / f'{file}.json').write_text(json.dumps(contents))
+    for file, content in contents.items():
+      (tmp_path / name / f'{file}.json').write_text(json.dumps(content))
     return report.FinishedRun.read(tmp_path / name)
 
+  return write
+
+
+def test_forks_of_parents_with_other_configs_are_other_configs(finished):
+  runs = [finished(f'{tau}_{seed}', seed, 0.3, f'runs/{tau}_{seed}@9', tau) for tau in (0.1, 0.2) for seed in (0, 1)]
+  groups = compare._groups(runs)
+  assert [[run.config['seed'] for run in group] for group in groups.values()] == [[0, 1], [0, 1]]
+  assert all('parent.temperature.tau = 0.' in label for label in groups)
+  assert len(compare._groups([runs[0], runs[3]])) == 2  # not two seeds of one config
+  assert len(compare._groups(runs[:2])) == 1
+
+
+def test_forks_of_several_seeds_are_one_config(finished):
   runs = [finished(f'{tau}_{seed}', seed, tau, f'runs/{seed}@9') for tau in (0.1, 0.2) for seed in (0, 1)]
   assert [[run.config['seed'] for run in group] for group in compare._groups(runs).values()] == [[0, 1], [0, 1]]
   other = finished('elsewhere', 0, 0.1, 'runs/5@9')  # the same seed and step, of another parent
