@@ -20,11 +20,15 @@ KINDS = {
   'spearman': ('sentence-similarity', 'spearmanr'),
 }
 TAGS = ('jax', 'self-supervised-learning', 'contrastive-learning', 'feature-extraction')
-
-
 # Results that depend on `eval.features`, `eval.flip` and `eval.patches`, while an export has the plain backbone.
 OF_FEATURES = ('knn', 'linear', 'spearman', 'transfer')
-PROTOCOL = ('vote', 'temperature', 'linear', 'crop')  # keys of `eval` next to the results
+# {key of `eval`: prefixes of the results that depend on it}
+PROTOCOL: dict[str, tuple[str, ...]] = {
+  'vote': ('knn',),
+  'temperature': ('knn',),
+  'linear': ('linear',),
+  'crop': ('knn', 'linear', 'online_probe', 'zero_shot'),
+}
 
 
 class Card(NamedTuple):
@@ -47,12 +51,14 @@ def read(config: ConfigDict, workdir: pathlib.Path, step: int) -> Card:
   settings = flatten(config.eval, 'eval.')
   for content, key in ((summary, 'steps'), (evaluation, 'step')):
     if content.get(key) == step:
-      settings = {**settings, **content.get('settings', {})}
-      exported = settings['eval.features'] == 'backbone' and not (settings['eval.flip'] or settings['eval.patches'])
+      own = {**settings, **content.get('settings', {})}
+      exported = own['eval.features'] == 'backbone' and not (own['eval.flip'] or own['eval.patches'])
+      settings = own if exported else settings
       found = progress.headline(content)
       results |= {name: x for name, x in found.items() if exported or not name.startswith(OF_FEATURES)}
   command = summary.get('command') if summary.get('steps') == step else None
-  protocol = {f'eval.{key}': settings[f'eval.{key}'] for key in PROTOCOL} if results else {}
+  shown = [key for key, names in PROTOCOL.items() if any(name.startswith(names) for name in results)]
+  protocol = {f'eval.{key}': settings[f'eval.{key}'] for key in shown}
   return Card(results, protocol, command or '', _head(config, results))
 
 
@@ -103,7 +109,7 @@ def results_section(card: Card) -> str:
   if card.results:
     rows = ''.join(f'| `{name}` | {value:.2f} |\n' for name, value in card.results.items())
     how = ', '.join(f'`{key}={value}`' for key, value in card.protocol.items())
-    text += f'## Results\n\nAccuracies and recalls are in percent. Measured with {how}.\n\n'
+    text += '## Results\n\nAccuracies and recalls are in percent.' + f' Measured with {how}.' * bool(how) + '\n\n'
     text += f'| result | value |\n|---|---|\n{rows}\n'
   if card.command:
     text += f'## Training\n\n```\n{card.command}\n```\n\n`config.json` has the whole config.\n\n'

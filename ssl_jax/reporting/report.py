@@ -79,7 +79,7 @@ class FinishedRun:
       evaluation=evaluation,
       arrays=metric_log.read_arrays(workdir),
       rows=metric_log.read(workdir),
-      parent=load(fork.PARENT, {'config': dict, 'parent': dict}),
+      parent=load(fork.PARENT, {'config': dict, 'parent': dict}, ('config', 'parent')),
     )
     metric_log.check_history(workdir, found.rows, found.summary.get('steps', 0))
     if not (found.rows or found.summary or found.evaluation):
@@ -107,9 +107,11 @@ class FinishedRun:
     found, prefix, config, above = {}, '', self.config, self.parent
     while config.get('fork'):
       found[f'{prefix}fork_step'] = fork.split(config['fork'])[1]
-      prefix, config, above = f'parent.{prefix}', upgrade(above.get('config', {})), above.get('parent', {})
-      theirs = {key: x for key, x in relevant(config).items() if key in own and not key.startswith(('eval.', 'fork'))}
-      found |= {prefix + key: x for key, x in theirs.items() if x != own[key]}
+      if not above:  # a fork of an older version
+        break
+      prefix, config, above = f'parent.{prefix}', upgrade(above['config']), above['parent']
+      theirs = {key: x for key, x in relevant(config).items() if not key.startswith(('data.', 'eval.', 'fork'))}
+      found |= {prefix + key: x for key, x in theirs.items() if x != own.get(key)}
     return found
 
   @property

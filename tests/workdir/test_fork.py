@@ -1,5 +1,6 @@
 """Forks: the same run where nothing changes, another one where something does, and one line where nothing may."""
 
+import dataclasses
 import json
 import shutil
 import types
@@ -258,6 +259,17 @@ def test_forks_of_parents_with_other_configs_are_other_configs(finished):
   assert all('parent.temperature.tau = 0.' in label for label in groups)
   assert len(compare._groups([runs[0], runs[3]])) == 2  # not two seeds of one config
   assert len(compare._groups(runs[:2])) == 1
+
+
+def test_the_settings_of_a_fork_have_the_keys_in_which_its_parents_differ(finished):
+  run = finished('a', 0, 0.3, 'runs/p@9', 0.1)
+  own = {key: x for key, x in run.settings.items() if key != 'temperature.tau'}  # as of a temperature without it
+  assert run._lineage(own) == {'fork_step': 9, 'parent.temperature.tau': 0.1}
+  parent = {**run.parent['config'], 'fork': 'runs/q@4'}
+  twice = dataclasses.replace(run, parent={'config': parent, 'parent': run.parent})
+  steps = {'fork_step': 9, 'parent.fork_step': 4}
+  assert twice._lineage(run.settings) == {**steps, 'parent.temperature.tau': 0.1, 'parent.parent.temperature.tau': 0.1}
+  assert dataclasses.replace(run, parent={})._lineage(own) == {'fork_step': 9}
 
 
 def test_forks_of_several_seeds_are_one_config(finished):
