@@ -85,7 +85,7 @@ def check_history(workdir: pathlib.Path, rows: Sequence[Mapping], step: int) -> 
 
 
 def read_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-  """The arrays in evaluation.npz, with their current names; {} if there is no such file."""
+  """The arrays in evaluation.npz under their current names, or {} if the file does not exist."""
   file = workdir / 'evaluation.npz'
   if not os.path.lexists(file):
     return {}
