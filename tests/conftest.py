@@ -23,6 +23,7 @@ if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later ones have 
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+import tensorflow_datasets  # noqa: E402, F401  # it replaces `__import__` meanwhile: not while garbage of tests is collected
 
 # The longest first (`make test` keeps this order), so that no file is left to one worker while the other has none.
 LONGEST = (

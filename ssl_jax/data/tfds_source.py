@@ -1,6 +1,7 @@
 """Images from tfds datasets prepared as array_record files. Reading them needs neither TensorFlow nor a network."""
 
 import functools
+import gc
 import os
 import pathlib
 import re
@@ -119,10 +120,16 @@ def data_dir(path: str) -> pathlib.Path:
 
 def import_tfds() -> Any:
   """The module tensorflow_datasets, which is an optional dependency (extra `tfds`)."""
+  # tfds replaces `__import__` while it is imported. Garbage whose finalizer imports, such as a semaphore's, must wait.
+  collects = gc.isenabled()
+  gc.disable()
   try:
     import tensorflow_datasets
   except ModuleNotFoundError:
     raise ValueError("data.source = 'tfds' needs tensorflow-datasets: pip install -e '.[tfds]'") from None
+  finally:
+    if collects:
+      gc.enable()
   return tensorflow_datasets
 
 

@@ -1,16 +1,18 @@
+import gc
 import io
 import os
 import pathlib
 import pickle
 import re
 import socket
+import sys
 import zipfile
 
 import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
-from ssl_jax.data import classes, embedded, sources
+from ssl_jax.data import classes, embedded, sources, tfds_source
 from tests.helpers import REAL, needs_real_data
 
 
@@ -85,6 +87,21 @@ def prepare(
     filename_template=template,
     check_data=False,
   )
+
+
+def test_no_garbage_is_collected_while_tfds_is_imported(monkeypatch):
+  collects = []
+
+  class Finder:
+    def find_spec(self, name, *_):
+      if name == 'tensorflow_datasets':
+        collects.append(gc.isenabled())
+
+  monkeypatch.delitem(sys.modules, 'tensorflow_datasets')
+  monkeypatch.setattr(sys, 'meta_path', [Finder()])  # none finds it
+  with pytest.raises(ValueError, match='needs tensorflow-datasets'):
+    tfds_source.import_tfds()
+  assert collects == [False] and gc.isenabled()
 
 
 def test_tfds_gives_pixels_labels_and_names(tmp_path):
