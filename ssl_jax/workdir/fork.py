@@ -55,8 +55,8 @@ class Parent:
         f'{folder!r} has no checkpoint of step {self.step}, only of {shown}: give one of them, or train the parent '
         'with checkpoint.keep_every'
       )
-    self.checkpoints = Checkpoints(self.workdir, step=self.step)
     self._require_shared(config.to_dict())
+    self.checkpoints = Checkpoints(self.workdir, step=self.step)
 
   def _refused(self, why: str) -> ValueError:
     return ValueError(f'fork = {self.fork!r}: {why}')
