@@ -311,7 +311,7 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
   parser.add_argument('--table', action='store_true', help='write the table of the results into README.md')
   late = 'start no run that would end later'
   parser.add_argument('--budget-minutes', dest='budget', type=float, default=math.inf, help=late)
-  parser.add_argument('--side-by-side', type=int, default=1, help='number of runs at once (2 or 3 with NVIDIA MPS)')
+  parser.add_argument('--side-by-side', type=int, default=1, help='number of runs at once (up to 4 with NVIDIA MPS)')
   parser.add_argument('--others', type=int, default=0, help='number of runs of other sweeps on the same device')
   parser.add_argument('--only', type=names, default=(), help='names of rows, separated by commas, in this order')
   parser.add_argument('--of', default='', help="the rows of a table or figure of the paper, such as 'Table 3'")

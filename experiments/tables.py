@@ -191,7 +191,9 @@ def markdown(sweep: Sweep, finished: Mapping, name: str) -> str:
     cells += [_cell(column, row.published.get(column.metric), column.values(results)) for column in sweep.columns]
     mode = [] if row.mode == 'train' else [f'--mode={row.mode}']
     lines.append([*cells, str(len(results)), f'`{" ".join([row.config, *mode, *flags(row.changes)])}`'])
-  text = f'{sweep.protocol}\n\n' + ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+  text = f'{sweep.protocol}\n'
+  if len(lines) > 2:
+    text += '\n' + ''.join(f'| {" | ".join(line)} |\n' for line in lines)
   text += '\n![Published and measured here](results.svg)\n' if comparable(sweep, finished) else ''
   text += f'\nAll rows also use `{" ".join(flags(sweep.common))}`.\n' if sweep.common else ''
   command = f'python -m experiments.{name}.sweep --list'

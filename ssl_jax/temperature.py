@@ -166,7 +166,13 @@ def exponential(tau_min: float, tau_max: float, rate: float = 1.0) -> Temperatur
   """
   _ordered(tau_min, tau_max)
   require('rate', rate, lambda x: x != 0 and math.isfinite(x), 'finite and not 0')
-  return lambda s: _between(tau_min, tau_max, jnp.expm1(rate * jnp.abs(s)) / jnp.expm1(rate))
+  maximum = jnp.maximum if isinstance(rate, jax.Array) else max
+  down, up = maximum(abs(rate), 1e-6), maximum(rate, 0.0)  # e^rate would overflow; a schedule may pass through 0
+
+  def fraction(x):
+    return jnp.exp(up * (x - 1)) * jnp.expm1(-down * x) / jnp.expm1(-down)
+
+  return lambda s: _between(tau_min, tau_max, fraction(jnp.abs(s)))
 
 
 def monotonic_cosine(tau_min: float, tau_max: float) -> Temperature:
@@ -312,13 +318,15 @@ def from_config(
   steps_per_epoch: float = 1,
   total_steps: float = 1,
   section: str = 'temperature',
+  axis_name: str | None = None,
 ) -> Schedule:
   """The temperature that a config section names, with every argument checked.
 
   `spec` holds the name of a function in this module and its arguments; durations are in epochs. An argument of
   `constant` or of another function of the similarity is a number or a mapping for a schedule or for `learnable`. All
   functions of the similarity but `constant` take `gradient=True` (see `with_gradient`). If `spec` is None or its name
-  is 'none', the temperature is None, for a loss that takes no temperature.
+  is 'none', the temperature is None, for a loss that takes no temperature. `axis_name` is the axis of the devices that
+  share a learnable temperature: at a bound of its range, the mean of their gradients decides whether it moves.
 
   >>> spec = dict(name='cosine', tau_min=dict(name='linear_schedule', start=0.1, end=0.2, epochs=10), tau_max=0.2)
   >>> print(from_config(spec).at({}, step=5)(0.0).round(3))
@@ -334,8 +342,8 @@ def from_config(
   if not isinstance(spec.get('name'), str):
     find(section, spec, OF_SIMILARITY | OF_STEP)  # raises an error that explains what is wrong with the name
   if spec['name'] not in OF_STEP:
-    return _of_similarity(section, spec, clock)
-  schedule = _of_step(section, spec, clock)
+    return _of_similarity(section, spec, clock, axis_name)
+  schedule = _of_step(section, spec, clock, axis_name)
   with prefix(section):
     require_positive(**{key: spec[key] for key in ('start', 'end') if key in spec})
   return schedule
@@ -348,21 +356,22 @@ def _number(path: str, value: Any) -> Schedule:
   return Schedule(dict, lambda params, step: float(value))
 
 
-def _of_step(path: str, spec: Mapping[str, Any], clock: Mapping[str, float]) -> Schedule:
+def _of_step(path: str, spec: Mapping[str, Any], clock: Mapping[str, float], axis_name: str | None) -> Schedule:
   found = find(path, spec, OF_STEP, given=clock)
   with prefix(path):
     if found.name == 'learnable':
-      return learnable(**found.parameters)
+      learned = learnable(**found.parameters)
+      return Schedule(learned.init, lambda params, step: _mean_gradient(learned.at(params, step), axis_name))
     schedule = found.entry(**found.parameters, **clock)
   return Schedule(dict, lambda params, step: schedule(step), schedule.turns)
 
 
-def _of_similarity(path: str, spec: dict[str, Any], clock: Mapping[str, float]) -> Schedule:
+def _of_similarity(path: str, spec: dict[str, Any], clock: Mapping[str, float], axis_name: str | None) -> Schedule:
   gradient = spec.pop('gradient', False) if spec.get('name') != 'constant' else False
   require_bool(f'{path}.gradient', gradient)
   found = find(path, spec, OF_SIMILARITY | OF_STEP)
   children = {
-    key: _of_step(f'{path}.{key}', value, clock) if is_mapping(value) else _number(f'{path}.{key}', value)
+    key: _of_step(f'{path}.{key}', value, clock, axis_name) if is_mapping(value) else _number(f'{path}.{key}', value)
     for key, value in found.parameters.items()
   }
   turns = tuple(sorted({0, clock['total_steps'], *(turn for child in children.values() for turn in child.turns)}))
@@ -421,3 +430,14 @@ def _clip_bwd(low, high, x, g):
 
 
 _clip.defvjp(lambda x, low, high: (_clip(x, low, high), x), _clip_bwd)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _mean_gradient(x: jax.Array, axis_name: str | None) -> jax.Array:
+  """x. Its gradient is the mean over the devices, so that a bound clips that mean and not each device's own share."""
+  return x
+
+
+_mean_gradient.defvjp(
+  lambda x, axis_name: (x, None), lambda axis_name, _, g: (jax.lax.pmean(g, axis_name) if axis_name else g,)
+)

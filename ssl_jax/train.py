@@ -85,6 +85,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
     display = progress.create(first, run.total_steps)
     stack.callback(display.close)
     display.say(_opening(run, workdir, first, forked=parent is not None))
+    if late := _unreached(run):
+      display.say(late)
     stop = stack.enter_context(_stop_requests())
     stack.callback(checkpoints.wait)  # a signal must not interrupt the write of the last checkpoint
     loop = Loop(run, evaluator if during else None, checkpoints, log, display, stop, start, skipped)
@@ -132,20 +134,20 @@ class Loop:
       results = self._record(0, 'before training', self.evaluator.at_start(state))
     state = run.devices.replicate(state)
     self.watch, self.saved_at = Watch(run, self.log, self.display, self.checkpoints), time.monotonic()
-    compiled, begun = False, time.monotonic()
+    compiled, begun = set[int](), time.monotonic()  # the lengths of call that are compiled
     if step < run.total_steps:
       self.display.say('compiling the training step ...')
     for call, count in _calls(run, step):
       state, metrics = call(state)
       step += count
-      # The first call compiles. A single-step call then returns at once, but a multi-step call returns only when it has
-      # nearly finished, so its speed cannot be measured.
-      timed = compiled or count == 1
+      # The first call of a length compiles. A single-step call then returns at once, but a multi-step call returns only
+      # when it has nearly finished, so its speed cannot be measured.
+      timed = count in compiled or (count == 1 and not compiled)
       if not compiled:
-        compiled = True
         what = 'compiled' if timed else f'compiled and ran {count} steps'
         self.display.say(f'{what} in {time.monotonic() - begun:.0f} s')
         self.watch.restart_clock()
+      compiled.add(count)
       self.watch.add(step, count, metrics, timed)
       last = step == run.total_steps
       if last:  # saved before the evaluation, so that nothing is lost if the evaluation fails
@@ -375,6 +377,15 @@ def _command() -> str | None:
   """The command line of this process; None if it does not run main.py."""
   program, *arguments = sys.argv
   return shlex.join(['python', 'main.py', *arguments]) if pathlib.Path(program).name == 'main.py' else None
+
+
+def _unreached(run: Run) -> str:
+  """A message about milestones of the learning rate at or after the end of the run, or ''."""
+  optimizer, end = run.config.optimizer, run.epoch(run.total_steps)
+  late = [f'{epoch:g}' for epoch in optimizer.milestones if epoch >= end]
+  if optimizer.schedule != 'step' or not late:
+    return ''
+  return f'the run ends at epoch {end:g}: the learning rate does not drop at {", ".join(late)} (optimizer.milestones)'
 
 
 def _opening(run: Run, workdir: pathlib.Path, first: int, forked: bool) -> str:

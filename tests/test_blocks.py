@@ -207,6 +207,16 @@ class MemoryTest(absltest.TestCase):
       self.assertGreater(self.memory(loss, 4096, 512), 1.5 * blocks)
 
 
+class OneTemperatureTest(absltest.TestCase):
+  def test_an_array_of_one_temperature_holds_for_all_queries(self):
+    z = embeddings(2, 4)
+    for loss in (losses.sigmoid, functools.partial(losses.hard, fraction=0.5)):
+      for block in (0, 3):
+        pos, neg, where = pairs.in_batch(*z, block=block)
+        found, expected = (loss(pos, neg, tau, where=where) for tau in (jnp.array([0.2]), 0.2))
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 class RefusalTest(absltest.TestCase):
   def test_refusals(self):
     z, own = embeddings(2, 4), jnp.zeros((4, 4), int)

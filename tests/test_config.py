@@ -153,6 +153,10 @@ def test_a_schedule_can_be_typed_on_the_command_line():
     ('optimiser.learning_rate=1', r"'optimiser.learning_rate' does not exist: did you mean 'optimizer'\?"),
     ('seed.more=1', r"'seed.more' does not exist"),
     (
+      'temperature.tau.name=linear_schedule',
+      r"'temperature.tau.name' does not exist: set temperature.tau=\"\{'name': 'linear_schedule'\}\"$",
+    ),
+    (
       'optimizer=3',
       r"config key 'optimizer' = 3 is a section: set one of betas, clip, decay, exempt, fixed_predictor, learning_rate",
     ),

@@ -13,7 +13,8 @@ import torch
 
 from configs import base
 from ssl_jax.models.vit import ViT
-from ssl_jax.run import optimizers
+from ssl_jax.run import builder, optimizers
+from tests.helpers import tiny
 
 
 def section(**changes):
@@ -286,3 +287,8 @@ def test_the_learning_rate_of_a_predictor_may_stay(name):
   chex.assert_trees_all_close(both['encoder'], cosine['encoder'], rtol=1e-5)
   chex.assert_trees_all_close(both['predictor'], constant['predictor'], rtol=1e-5)
   assert np.abs(cosine['predictor']['kernel'] - constant['predictor']['kernel']).max() > 1e-4
+
+
+def test_only_a_predictor_can_keep_its_learning_rate(tmp_path):
+  with pytest.raises(ValueError, match=r"^optimizer.fixed_predictor = True needs a predictor, and 'simclr' has none"):
+    builder.build(tiny(tmp_path, **{'optimizer.fixed_predictor': True}))

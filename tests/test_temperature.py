@@ -233,6 +233,34 @@ class ConfigTest(chex.TestCase):
     np.testing.assert_allclose(up(1.0), -math.exp(-1.0), rtol=1e-5)
 
   @parameterized.parameters(
+    dict(name='learnable', tau=0.01),
+    dict(name='cosine', tau_min=0.005, tau_max=dict(name='learnable', tau=0.01)),
+  )
+  def test_devices_that_disagree_at_a_bound_move_a_learnable_temperature_as_one_device_does(self, **spec):
+    one, several = temperature.from_config(spec), temperature.from_config(spec, axis_name='i')
+    at = lambda schedule, params: temperature.scale(jnp.float32(1.0), schedule.at(params, 0))
+    moves = []
+    for x in (jnp.array([3.0, -1.0]), jnp.array([-3.0, 1.0])):  # some devices pull outwards, others inwards
+      whole = jax.grad(lambda params, x=x: jnp.mean(jax.vmap(lambda x: at(one, params) * x)(x)))(one.init())
+      share = jax.grad(lambda params, x: at(several, params) * x)
+      mean = jax.vmap(lambda x, share=share: jax.lax.pmean(share(one.init(), x), 'i'), axis_name='i')(x)
+      chex.assert_trees_all_close(jax.tree.map(lambda g: g[0], mean), whole, rtol=1e-5)
+      moves.append(bool(jax.tree.leaves(whole)[0]))
+    self.assertEqual(moves, [True, False])  # inwards only
+
+  def test_the_exponential_function_neither_overflows_nor_divides_by_zero(self):
+    s = jnp.array([0.0, -0.5, 0.9, 1.0])
+    for rate in (-1e4, -100.0, -88.0, -1e-9, 1e-9, 88.0, 89.0, 100.0, 1e4):
+      a, r = np.abs(np.asarray(s, np.float64)), np.float64(rate)
+      fraction = np.exp(max(r, 0) * (a - 1)) * np.expm1(-abs(r) * a) / np.expm1(-abs(r))
+      np.testing.assert_allclose(temperature.exponential(0.1, 0.2, rate)(s), 0.1 + 0.1 * fraction, rtol=1e-5)
+    through_zero = dict(
+      name='exponential', tau_min=0.1, tau_max=0.2, rate=dict(name='linear_schedule', start=-1, end=1)
+    )
+    schedule = temperature.from_config(through_zero, total_steps=10)
+    np.testing.assert_allclose(jax.jit(lambda step: schedule.at({}, step)(s))(5), [0.1, 0.15, 0.19, 0.2], rtol=1e-5)
+
+  @parameterized.parameters(
     (dict(name='cosin', tau_min=0.1, tau_max=0.2), "name = 'cosin' is not a known temperature: did you mean 'cosine'?"),
     (dict(name='zzz'), "name = 'zzz' is not a known temperature: give one of constant, cosine, "),
     (dict(tau=0.1), 'name is missing: give one of constant, '),

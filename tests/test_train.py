@@ -369,12 +369,21 @@ def test_a_damaged_config_is_named(tmp_path):
 def test_the_remaining_time_follows_from_the_last_row(tmp_path, monkeypatch):
   shown = []
   monkeypatch.setattr(progress.Plain, 'show', lambda self, *given: shown.append(given))
-  train.train(tiny(tmp_path, steps=4, **{'eval.k': (), 'parallel.steps_per_call': 2}), tmp_path / 'run')
-  assert [step for step, *_ in shown] == [1, 2, 3, 4]  # two rows per call
-  for _, row, left in shown[:2]:  # compilation and the first call cannot be told apart
+  train.train(tiny(tmp_path, steps=5, **{'eval.k': (), 'parallel.steps_per_call': 2}), tmp_path / 'run')
+  assert [step for step, *_ in shown] == [1, 2, 3, 4, 5]  # two rows per call, and one of a shorter call
+  for _, row, left in (*shown[:2], shown[4]):  # compilation and the first call of a length cannot be told apart
     assert left is None and 'images_per_second' not in row
-  for step, row, left in shown[2:]:
-    assert left == pytest.approx((4 - step) * 32 / row['images_per_second'])
+  for step, row, left in shown[2:4]:
+    assert left == pytest.approx((5 - step) * 32 / row['images_per_second'])
+
+
+def test_milestones_after_the_end_are_named(tmp_path, monkeypatch):
+  said = []
+  monkeypatch.setattr(progress.Plain, 'say', lambda self, text: said.append(text))
+  changes = {'optimizer.schedule': 'step', 'optimizer.milestones': (0.5, 1.0, 9.5), 'steps': 2, 'eval.k': ()}
+  train.train(tiny(tmp_path, **changes), tmp_path / 'run')
+  late = 'the run ends at epoch 1: the learning rate does not drop at 1, 9.5 (optimizer.milestones)'
+  assert said.count(late) == 1
 
 
 def test_a_run_that_diverges_stops_and_names_the_last_good_checkpoint(tmp_path):

@@ -36,8 +36,8 @@ def row(name: str, encoder: str, accuracy: float) -> Row:
 SWEEP = Sweep(
   title='Dynamically Scaled Temperature in Self-Supervised Contrastive Learning (DySTreSS), transfer to other images',
   protocol=(
-    'ResNet-50, pretrained on ImageNet-1K for 100 epochs, trained on with a linear classifier: SGD, momentum 0.9, 50 '
-    'epochs, ×0.1 at epochs 30 and 40, batch 128, learning rate 0.1 (two classes: 1), cross-entropy with the class '
+    'ResNet-50, pretrained on ImageNet-1K for 100 epochs, then fine-tuned with a linear classifier: SGD, momentum 0.9, '
+    '50 epochs, ×0.1 at epochs 30 and 40, batch 128, learning rate 0.1 (two classes: 1), cross-entropy with the class '
     'weights of A.2, random crops and flips, 224 pixels. Accuracy on the test images, last epoch.'
   ),
   columns=(Column('finetune', 'fine-tuned, %'),),

@@ -100,7 +100,10 @@ def override(config: ConfigDict, key: str, value: Any) -> None:
   for depth, part in enumerate(path):
     if part not in section or not isinstance(section[part], ConfigDict):
       known = [k for k in section if isinstance(section[k], ConfigDict)]
-      raise ValueError(f'config key {key!r} does not exist: {nearest(".".join(path[: depth + 1]), known)}')
+      fix = nearest('.'.join(path[: depth + 1]), known)
+      if depth and depth == len(path) - 1 and path[0] in NAMED:
+        fix = f'set {".".join(path)}="{ {last: _literal(value) if isinstance(value, str) else value} }"'
+      raise ValueError(f'config key {key!r} does not exist: {fix}')
     section = section[part]
   named = bool(path) and path[0] in NAMED
   if isinstance(value, str) and not isinstance(section.get(last), str):

@@ -36,8 +36,8 @@ class ImageEvaluator:
       if source.labels is None:
         raise ValueError(
           f'{names[split]} of data.name = {run.eval_data["name"]!r} has no labels, and evaluations need them: give '
-          f'labeled images with --config.eval.data.path or .{split}_split, or train without evaluations with '
-          "'--config.eval.k=()'"
+          f'labeled images with --config.eval.data.name and .path, or .{split}_split, or train without evaluations '
+          "with '--config.eval.k=()'"
         )
       labels[split] = check.labels(names[split], source.labels, len(source))
     missing, imbalance = np.setdiff1d(labels['test'], labels['train']), run.config.imbalance.name

@@ -101,6 +101,8 @@ def _with_checks(function: Callable[..., jax.Array], streamed: bool) -> Callable
   def in_blocks(*args, **kwargs):
     given = signature.bind(*args, **kwargs).arguments
     blocks = given.pop('neg')
+    if np.ndim(tau := given.get('temperature', 0.0)) and np.size(tau) == 1:  # one temperature for all queries
+      given['temperature'] = jnp.reshape(tau, ())
     by_query = {key: value for key, value in given.items() if np.ndim(value)}  # pos, and a temperature per query
     shared = {key: value for key, value in given.items() if key not in by_query}
     return blocks.map(lambda neg, where, mine: loss(neg=neg, where=where, **mine, **shared), by_query)

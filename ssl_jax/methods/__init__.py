@@ -100,7 +100,7 @@ def create(
   return method.entry(
     network=network,
     contrast=contrast,
-    temperature=temperature.from_config(config['temperature'], **clock),
+    temperature=temperature.from_config(config['temperature'], **clock, axis_name=axis_name),
     plan=Plan(batch_size=batch_size, examples=examples or batch_size, views=config['views'], **clock),
     axis_name=axis_name,
     **method.parameters,

@@ -254,6 +254,10 @@ def _check_network(run: Run) -> None:
       raise TypeError('a layer has no width')
     needed = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
     require_memory('the network', needed, f'make it smaller ({_network_settings(config)})')
+    if config.optimizer.fixed_predictor and method.predictor is None:
+      raise ValueError(
+        f'optimizer.fixed_predictor = True needs a predictor, and {config.method.name!r} has none: set it to False'
+      )
     if method.predictor not in (None, 'prototypes'):
       _check_predictor(run, inputs)
     _check_smaller_views(run, params, stats)

@@ -55,8 +55,12 @@ class Parent:
         f'{folder!r} has no checkpoint of step {self.step}, only of {shown}: give one of them, or train the parent '
         'with checkpoint.keep_every'
       )
-    self._require_shared(config.to_dict())
     self.checkpoints = Checkpoints(self.workdir, step=self.step)
+    try:
+      self._require_shared(config.to_dict())
+    except ValueError:
+      self.close()
+      raise
 
   def _refused(self, why: str) -> ValueError:
     return ValueError(f'fork = {self.fork!r}: {why}')

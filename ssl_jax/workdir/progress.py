@@ -39,8 +39,8 @@ FILES = {
   'metrics.jsonl': 'all logged steps',
   'neighbors.png': 'test images and their nearest training images',
   'neighbors.txt': 'examples and their nearest sentences',
-  'tensorboard': 'the same for TensorBoard',
-  'wandb': 'the same for Weights & Biases',
+  'tensorboard': 'the logged steps for TensorBoard',
+  'wandb': 'the logged steps for Weights & Biases',
   'checkpoints': 'the weights',
   'config.json': 'the config',
 }

@@ -152,6 +152,21 @@ def test_the_keys_of_the_last_large_view_enter_the_queue(symmetric):
     close(states[step + 1].extra['keys'], unit(project(slow, views[2])))
 
 
+@pytest.mark.parametrize(('name', 'loss'), [('moco', 'info_nce'), ('fnc', 'fnc')])
+def test_logged_similarities_and_temperatures_are_means_over_all_views(name, loss):
+  tau = dict(name='monotonic_cosine', tau_min=0.05, tau_max=0.5)
+  fields = dict(symmetric=True) if name == 'moco' else {}
+  method = build(name, loss, tau=tau, views=3, axis_name=None, queue=2 * BATCH, **fields)
+  views, index = next(batches(3))
+  logged = []
+  for order in ((0, 1, 2), (2, 1, 0)):  # a mean over all views does not depend on their order
+    params, stats, extra = method.init(jax.random.key(0), views[0])
+    inputs = methods.Inputs(tuple(views[v] for v in order), index, jnp.asarray(0), jax.random.key(0))
+    metrics = method.loss(params, stats, extra, inputs)[1].metrics
+    logged.append({key: metrics[key] for key in ('positive_similarity', 'temperature')})
+  chex.assert_trees_all_close(*logged, rtol=1e-5)
+
+
 @DEVICES
 @pytest.mark.parametrize('negatives', [0, 7])
 def test_the_memory_bank(devices, negatives):
