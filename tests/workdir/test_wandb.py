@@ -9,6 +9,7 @@ import types
 
 import jax
 import pytest
+import wandb
 from wandb.proto import wandb_internal_pb2
 
 from ssl_jax import train
@@ -31,6 +32,7 @@ def offline(monkeypatch):
     for name in ('WANDB_API_KEY', 'WANDB_DIR', 'WANDB_RUN_ID'):
       monkeypatch.delenv(name, raising=False)
     yield
+    wandb.teardown()  # otherwise its process and threads outlive the test
     server.setblocking(False)
     with pytest.raises(BlockingIOError):
       server.accept()
@@ -129,8 +131,6 @@ def test_a_damaged_id_is_one_line(tmp_path, content):
 
 
 def test_without_an_account_the_fix_is_named(tmp_path, monkeypatch):
-  import wandb
-
   def init(**_):
     raise wandb.errors.UsageError('No API key configured.\nMore lines.')
 
