@@ -76,7 +76,7 @@ class FNC(Momentum):
       query = normalize(query)
       pos = jnp.stack([jnp.sum(query * key, axis=1) for v, key in enumerate(keys) if v != own], axis=1)
       values.append(jnp.mean(self.contrast(pos, product(query), false, where, tau)))
-      similar.append(pos)
+      similar.append(jnp.ravel(pos))
     pos = jnp.concatenate(similar)
     metrics = {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
     metrics['false_negatives'] = jnp.mean(jnp.sum(false, axis=1).astype(jnp.float32))

@@ -97,7 +97,7 @@ class MoCo(Momentum):
       )
     values = [jnp.mean(self.contrast.at(params)(*pair, tau, axis_name=self.axis_name)) for pair in found]
     extra = {**extra, 'momentum': slow, **queue, 'keys': pairs.gather(keys[-1], self.axis_name)}
-    pos = jnp.concatenate([pair.pos for pair in found])
+    pos = jnp.concatenate([jnp.ravel(pair.pos) for pair in found])
     metrics = {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
     return mean(values), Outputs(stats, extra, metrics)
 
