@@ -242,7 +242,7 @@ def summary(found: Sequence[str]) -> str:
   ('1 of 3 run, 2 ready', 'run', 'needs SVHN and STL-10')
   """
   missing = [status.removeprefix('needs ') for status in found if status.startswith('needs ')]
-  names = dict.fromkeys(name for names in missing for name in names.split(' and '))
+  names = dict.fromkeys(name for together in missing for name in together.split(' and '))
   *most, last = sorted(names, key=lambda name: name in WEIGHTS.values()) or ['']  # weights last: their names are long
   needed = f'{", ".join(most)} and {last}' if most else last
   counts = {'run': found.count('run'), 'ready': found.count('ready'), f'need {needed}': len(missing)}

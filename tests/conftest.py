@@ -23,7 +23,9 @@ if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later ones have 
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
-import tensorflow_datasets  # noqa: E402, F401  # it replaces `__import__` meanwhile: not while garbage of tests is collected
+
+# tfds replaces `__import__` while it is imported: import it before there is garbage whose finalizers import.
+import tensorflow_datasets  # noqa: E402, F401
 
 # The longest first (`make test` keeps this order), so that no file is left to one worker while the other has none.
 LONGEST = (
