@@ -51,19 +51,27 @@ def _forward(x, window, stride, padding):
 
 
 def _backward(window, stride, padding, saved, gradient):
+  """Pixels at the same place of a stride × stride cell get gradients from the same positions of the windows."""
   position, empty = saved
   sizes = [n + 2 * padding for n in empty.shape[1:]]
+  cells = [-(-n // stride) for n in sizes]
   gradient, dtype = to_float32(gradient), gradient.dtype
-  total = jnp.zeros((), gradient.dtype)
-  for k, (i, j) in enumerate(itertools.product(range(window), repeat=2)):
-    sent = jnp.where(position == k, gradient, 0)
-    borders = [
-      (first, n - first - (stride * (m - 1) + 1), stride - 1)
-      for first, n, m in zip((i, j), sizes, gradient.shape[1:3], strict=True)
-    ]
-    total = total + lax.pad(sent, jnp.zeros((), sent.dtype), [(0, 0, 0), *borders, (0, 0, 0)])
+
+  def at(row, column):
+    """The gradient of one pixel of each cell."""
+    total = jnp.zeros((), gradient.dtype)
+    for i, j in itertools.product(range(row, window, stride), range(column, window, stride)):
+      sent = jnp.where(position == window * i + j, gradient, 0)
+      before = (i // stride, j // stride)
+      borders = [(b, n - b - m, 0) for b, n, m in zip(before, cells, gradient.shape[1:3], strict=True)]
+      total = total + lax.pad(sent, jnp.zeros((), sent.dtype), [(0, 0, 0), *borders, (0, 0, 0)])
+    return jnp.broadcast_to(total, (len(gradient), *cells, gradient.shape[3])).astype(dtype)
+
+  pixels = range(stride)
+  total = jnp.stack([jnp.stack([at(row, column) for column in pixels], 3) for row in pixels], 2)
+  total = total.reshape(len(gradient), *(stride * n for n in cells), -1)
   rows, columns = (slice(padding, n - padding) for n in sizes)
-  return (total[:, rows, columns].astype(dtype),)
+  return (total[:, rows, columns],)
 
 
 max_pool.defvjp(_forward, _backward)

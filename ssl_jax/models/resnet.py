@@ -9,6 +9,7 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from ssl_jax.arrays import to_float32
+from ssl_jax.models.conv import convolve
 from ssl_jax.models.encoder import Encoder
 from ssl_jax.models.norm import BatchNorm
 from ssl_jax.models.pool import max_pool
@@ -29,6 +30,7 @@ def _conv(features: int, kernel: int, stride: int = 1, *, dtype: DTypeLike, name
     use_bias=False,
     kernel_init=_KAIMING,
     dtype=dtype,
+    conv_general_dilated=convolve,
     name=name,
   )
 
