@@ -31,6 +31,7 @@ class Properties:
 
   Attributes:
     no_temperature: why it takes no temperature; '' if it takes one.
+    own_temperature: a function of the positives and some of its parameters, if it sets its own temperature.
     cosine_only: why similarities must be cosines; '' if any similarity is valid.
     separable: whether it is a term of the positives plus a term of the negatives.
     inverse_temperature: the name of the parameter that is 1 / tau; '' if there is none.
@@ -43,6 +44,7 @@ class Properties:
   """
 
   no_temperature: str = ''
+  own_temperature: Callable[..., jax.Array] | None = None
   cosine_only: str = ''
   separable: bool = False
   inverse_temperature: str = ''
@@ -229,6 +231,18 @@ class Loss:
     """
     learned = params.get('loss', {})
     return dataclasses.replace(self, parameters={**self.parameters, **learned}) if learned else self
+
+  def temperature(self, given: Temperature | None, pos: jax.Array) -> Temperature | None:
+    """The temperature that the loss uses: the given one, or its own; None if it has none.
+
+    >>> from ssl_jax import losses
+    >>> print(Loss(losses.macl, dict(tau0=0.5)).temperature(None, jnp.array([[0.75]])))
+    0.6875
+    """
+    own = self.properties.own_temperature
+    if own is None:
+      return given
+    return own(pos, **{name: self.parameter(name) for name in arguments(own) if name not in _GIVEN})
 
   def check_temperature(self, temperature: Temperature | None) -> None:
     """Raises a ValueError if a temperature is missing, or is given to a loss that takes none."""

@@ -194,6 +194,7 @@ def generalized_nt_xent(
 
 @contrastive_loss(
   no_temperature='it sets its own from tau0, alpha and threshold',
+  own_temperature=temperatures.macl,
   cosine_only='it scales tau by the similarity',
   streamed=True,
 )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ssl_jax import pairs
 from ssl_jax.arrays import normalize
 from ssl_jax.losses import Loss
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean, mean_temperature, require_momentum, write
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean, of_positives, require_momentum, write
 from ssl_jax.registry import prefix, require
 
 
@@ -59,7 +59,7 @@ class MemoryBank(Method):
     pos, neg, where = pairs.with_bank(queries, bank, index, drawn, similarity='dot', block=self.block)
     loss = jnp.mean(self.contrast.at(params)(pos, neg, where, tau, axis_name=self.axis_name))
     extra = {**extra, 'bank': self._updated(bank, inputs.index, jax.lax.stop_gradient(mean(views)))}
-    return loss, Outputs(batch_stats, extra, {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)})
+    return loss, Outputs(batch_stats, extra, of_positives(pos, self.contrast.temperature(tau, pos)))
 
   def _updated(self, bank, index, z):
     index, z = pairs.gather(index, self.axis_name), pairs.gather(z, self.axis_name)

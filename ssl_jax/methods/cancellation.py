@@ -11,7 +11,7 @@ from ssl_jax import losses, pairs
 from ssl_jax.arrays import normalize
 from ssl_jax.methods.moco import check_queue, enqueue, new_queue
 from ssl_jax.methods.momentum import Momentum
-from ssl_jax.methods.protocol import Inputs, Outputs, mean, mean_temperature
+from ssl_jax.methods.protocol import Inputs, Outputs, mean, of_positives
 from ssl_jax.registry import prefix
 
 
@@ -78,7 +78,7 @@ class FNC(Momentum):
       values.append(jnp.mean(self.contrast(pos, product(query), false, where, tau)))
       similar.append(jnp.ravel(pos))
     pos = jnp.concatenate(similar)
-    metrics = {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
+    metrics = of_positives(pos, tau)
     metrics['false_negatives'] = jnp.mean(jnp.sum(false, axis=1).astype(jnp.float32))
     extra = {**extra, 'momentum': slow, **queue}
     if self.queue:

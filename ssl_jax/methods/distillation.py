@@ -128,4 +128,5 @@ class DINO(Momentum):
     centre = losses.dino_centre(
       extra['centre'], jnp.concatenate(teacher), momentum=self.centre_momentum, axis_name=self.axis_name
     )
-    return mean(values), Outputs(stats, {**extra, 'momentum': slow, 'centre': centre}, {})
+    metrics = {'temperature': jnp.asarray(tau, jnp.float32), 'teacher_temperature': jnp.asarray(sharp, jnp.float32)}
+    return mean(values), Outputs(stats, {**extra, 'momentum': slow, 'centre': centre}, metrics)

@@ -11,7 +11,7 @@ from ssl_jax import pairs
 from ssl_jax.arrays import normalize
 from ssl_jax.losses import Loss
 from ssl_jax.methods.moco import check_queue, enqueue, new_queue
-from ssl_jax.methods.protocol import Inputs, Method, Network, Outputs, mean, mean_temperature
+from ssl_jax.methods.protocol import Inputs, Method, Network, Outputs, mean, of_positives
 from ssl_jax.registry import prefix
 
 
@@ -93,7 +93,7 @@ class ImageText(Method):
     to_text = [make(image, text, earlier_text) for image in images]
     to_image = make(text, jnp.stack(images, axis=1), earlier_images)
     loss = (mean([of_pairs(pair) for pair in to_text]) + of_pairs(to_image)) / 2
-    metrics = {'positive_similarity': jnp.mean(to_image.pos), **mean_temperature(tau, to_image.pos)}
+    metrics = of_positives(to_image.pos, contrast.temperature(tau, to_image.pos))
     metrics |= {f'loss_{name}': jnp.asarray(value) for name, value in params.get('loss', {}).items()}
     if self.queue:
       keys = [pairs.gather(normalize(jax.lax.stop_gradient(x)), self.axis_name) for x in (images[-1], text)]

@@ -14,7 +14,7 @@ from ssl_jax import pairs
 from ssl_jax.arrays import normalize
 from ssl_jax.losses import Loss
 from ssl_jax.methods.momentum import Momentum
-from ssl_jax.methods.protocol import Inputs, Outputs, mean, mean_temperature
+from ssl_jax.methods.protocol import Inputs, Outputs, mean, of_positives
 from ssl_jax.registry import prefix, require
 
 
@@ -98,7 +98,7 @@ class MoCo(Momentum):
     values = [jnp.mean(self.contrast.at(params)(*pair, tau, axis_name=self.axis_name)) for pair in found]
     extra = {**extra, 'momentum': slow, **queue, 'keys': pairs.gather(keys[-1], self.axis_name)}
     pos = jnp.concatenate([jnp.ravel(pair.pos) for pair in found])
-    metrics = {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
+    metrics = of_positives(pos, self.contrast.temperature(tau, pos))
     return mean(values), Outputs(stats, extra, metrics)
 
 
@@ -142,5 +142,5 @@ class MoCoV3(Momentum):
     contrast = self.contrast.at(params)
     values = [contrast(pos, neg, where, tau, axis_name=self.axis_name) for pos, neg, where in joined]
     pos = jnp.concatenate([pair[0].ravel() for pair in joined])
-    metrics = {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)}
+    metrics = of_positives(pos, self.contrast.temperature(tau, pos))
     return jnp.mean(jnp.concatenate(values)), Outputs(stats, {**extra, 'momentum': slow}, metrics)

@@ -203,8 +203,9 @@ def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:
   return jax.tree.map(lambda p: jnp.where(step < until, jax.lax.stop_gradient(p), p), params)
 
 
-def mean_temperature(tau: Temperature | None, pos: jax.Array) -> dict[str, jax.Array]:
-  """The metric {'temperature': mean temperature of the positives}; {} for a loss without temperature."""
-  if tau is None:
-    return {}
-  return {'temperature': jnp.mean(tau(pos) if callable(tau) else jnp.asarray(tau, jnp.float32))}
+def of_positives(pos: jax.Array, tau: Temperature | None) -> dict[str, jax.Array]:
+  """Metrics: the mean similarity of the positives and, if there is a temperature, its mean over the positives."""
+  found = {'positive_similarity': jnp.mean(pos)}
+  if tau is not None:
+    found['temperature'] = jnp.mean(tau(pos) if callable(tau) else jnp.asarray(tau, jnp.float32))
+  return found

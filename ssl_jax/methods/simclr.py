@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from ssl_jax import pairs
 from ssl_jax.losses import CONTRASTIVE, Loss
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean_temperature
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, of_positives
 from ssl_jax.registry import prefix
 
 
@@ -87,4 +87,4 @@ def _contrast(
   pos, neg, where = make(*views, axis_name=method.axis_name)
   tau = method.tau(params, inputs)
   loss = jnp.mean(method.contrast.at(params)(pos, neg, where, tau, view_pairs=view_pairs, axis_name=method.axis_name))
-  return loss, Outputs(batch_stats, extra, {'positive_similarity': jnp.mean(pos), **mean_temperature(tau, pos)})
+  return loss, Outputs(batch_stats, extra, of_positives(pos, method.contrast.temperature(tau, pos)))

@@ -62,7 +62,7 @@ class SwAV(Method):
     if self.queue:
       new = jnp.stack([normalize(jax.lax.stop_gradient(outputs[v]['projector'])) for v in large])
       extra = {**extra, 'keys': pairs.gather(new, self.axis_name, axis=1)}
-    return mean(values), Outputs(batch_stats, extra, {})
+    return mean(values), Outputs(batch_stats, extra, {'temperature': jnp.asarray(tau, jnp.float32)})
 
   def _code(self, scores, prototypes, extra, view, step):
     settings: dict[str, Any] = dict(epsilon=self.epsilon, iterations=self.iterations, axis_name=self.axis_name)

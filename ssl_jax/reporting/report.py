@@ -243,7 +243,7 @@ def _training(run: FinishedRun) -> list[Section]:
   captions = {
     'loss': 'Loss, averaged over the steps between two logged rows.',
     'learning_rate': 'Learning rate.',
-    'temperature': 'Mean temperature of the positives.',
+    'temperature': 'Temperature, averaged over the positives.',
     'positive_similarity': 'Mean similarity of the positives.',
     'accuracy': 'Accuracy on the test images during training.',
     'correlation': 'Correlation with human similarity scores during training, averaged over the sets.',

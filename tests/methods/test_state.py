@@ -167,6 +167,29 @@ def test_logged_similarities_and_temperatures_are_means_over_all_views(name, los
   chex.assert_trees_all_close(*logged, rtol=1e-5)
 
 
+@pytest.mark.parametrize('name', ['simclr', 'cmc', 'moco', 'moco_v3', 'memory_bank'])
+def test_the_temperature_that_macl_sets_is_logged(name):
+  fields = dict(queue=2 * BATCH) if name == 'moco' else {}
+  parameters = dict(tau0=0.2, alpha=2.0, threshold=-0.5)
+  method = build(name, 'macl', parameters, tau=dict(name='none'), axis_name=None, **fields)
+  views, index = next(batches(2))
+  params, stats, extra = method.init(jax.random.key(0), views[0])
+  inputs = methods.Inputs(views, index, jnp.asarray(0), jax.random.key(0))
+  metrics = method.loss(params, stats, extra, inputs)[1].metrics
+  close(metrics['temperature'], 0.2 * (1 + 2.0 * (float(metrics['positive_similarity']) + 0.5)))
+
+
+@pytest.mark.parametrize('name', ['swav', 'dino'])
+def test_clustering_methods_log_their_temperatures(name):
+  fields = dict(teacher_temperature=0.04) if name == 'dino' else {}
+  method = build(name, name, axis_name=None, **fields)
+  views, index = next(batches(2))
+  params, stats, extra = method.init(jax.random.key(0), views[0])
+  inputs = methods.Inputs(views, index, jnp.asarray(0), jax.random.key(0))
+  metrics = method.loss(params, stats, extra, inputs)[1].metrics
+  chex.assert_trees_all_close(dict(metrics), {'temperature': TAU, **fields})
+
+
 @DEVICES
 @pytest.mark.parametrize('negatives', [0, 7])
 def test_the_memory_bank(devices, negatives):
