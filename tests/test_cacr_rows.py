@@ -1,12 +1,14 @@
 """The rows of CACR: each table has all of its cells, and Table 6 compares two encoders."""
 
 import json
+import statistics
 
 import pytest
 
 from experiments.cacr.sweep import SWEEP as SMALL
 from experiments.cacr_imagenet import transfer
 from experiments.cacr_imagenet.sweep import SWEEP as LARGE
+from ssl_jax.evals.transfer import ELEVATER
 
 
 def test_tables_have_all_of_their_cells():
@@ -32,6 +34,13 @@ def test_tables_have_all_of_their_cells():
     assert len(of(item, LARGE)) == count, item
 
 
+def test_published_scores_of_table_6():
+  """All sets, with the means that the paper prints."""
+  assert list(transfer.PUBLISHED) == list(ELEVATER)
+  columns = zip(*((*tuned, *linear) for tuned, linear in transfer.PUBLISHED.values()), strict=True)
+  assert [round(statistics.fmean(column), 1) for column in columns] == [39.3, 46.5, 50.2, 54.1]
+
+
 def test_table_6_compares_two_encoders(tmp_path):
   for name, shift in (('one', 0.0), ('two', 5.0)):
     (tmp_path / name).mkdir()
@@ -44,8 +53,8 @@ def test_table_6_compares_two_encoders(tmp_path):
     sets = {'cifar10': entry(1), 'mnist': entry(0), 'dtd': entry(-2)}
     (tmp_path / name / 'transfer.json').write_text(json.dumps({'sets': sets}))
   lines = transfer.main([str(tmp_path / 'one'), str(tmp_path / 'two')]).splitlines()
-  assert lines[2] == '| cifar10 | accuracy | 40.0 | 35.0 | -5.0 | 50.0 | 55.0 | +5.0 |'
-  assert lines[5] == '| mean | | 40.0 | 35.0 | -5.0 | 50.0 | 48.3 | -1.7 |'
+  assert lines[2] == '| cifar10 | accuracy | 40.0 | 35.0 | -5.0 (-2.7) | 50.0 | 55.0 | +5.0 (+6.9) |'
+  assert lines[5] == '| mean |  | 40.0 | 35.0 | -5.0 (+9.6) | 50.0 | 48.3 | -1.7 (+4.0) |'
   assert [cell.strip() for cell in lines[6].split('|')[3:9]] == ['3', '0', '', '1', '1', '']
   with pytest.raises(ValueError, match=r'transfer\.json is missing: run --mode=transfer there'):
     transfer.main([str(tmp_path / 'one'), str(tmp_path)])
