@@ -85,8 +85,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
     display = progress.create(first, run.total_steps)
     stack.callback(display.close)
     display.say(_opening(run, workdir, first, forked=parent is not None))
-    if late := _unreached(run):
-      display.say(late)
+    for message in _displaced(run):
+      display.say(message)
     stop = stack.enter_context(_stop_requests())
     stack.callback(checkpoints.wait)  # a signal must not interrupt the write of the last checkpoint
     loop = Loop(run, evaluator if during else None, checkpoints, log, display, stop, start, skipped)
@@ -379,13 +379,19 @@ def _command() -> str | None:
   return shlex.join(['python', 'main.py', *arguments]) if pathlib.Path(program).name == 'main.py' else None
 
 
-def _unreached(run: Run) -> str:
-  """A message about milestones of the learning rate at or after the end of the run, or ''."""
+def _displaced(run: Run) -> list[str]:
+  """Messages about milestones of the learning rate before the end of the warm-up, or after the end of the run."""
   optimizer, end = run.config.optimizer, run.epoch(run.total_steps)
-  late = [f'{epoch:g}' for epoch in optimizer.milestones if epoch >= end]
-  if optimizer.schedule != 'step' or not late:
-    return ''
-  return f'the run ends at epoch {end:g}: the learning rate does not drop at {", ".join(late)} (optimizer.milestones)'
+  if optimizer.schedule != 'step':
+    return []
+  among = lambda chosen: ', '.join(f'{epoch:g}' for epoch in optimizer.milestones if chosen(epoch))
+  messages = []
+  if early := among(lambda epoch: epoch < optimizer.warmup_epochs):
+    ready = f'the warm-up ends at epoch {optimizer.warmup_epochs:g}'
+    messages.append(f'{ready}: the drops of the learning rate at {early} apply then (optimizer.milestones)')
+  if late := among(lambda epoch: epoch >= end):
+    messages.append(f'the run ends at epoch {end:g}: the learning rate does not drop at {late} (optimizer.milestones)')
+  return messages
 
 
 def _opening(run: Run, workdir: pathlib.Path, first: int, forked: bool) -> str:

@@ -377,13 +377,15 @@ def test_the_remaining_time_follows_from_the_last_row(tmp_path, monkeypatch):
     assert left == pytest.approx((5 - step) * 32 / row['images_per_second'])
 
 
-def test_milestones_after_the_end_are_named(tmp_path, monkeypatch):
+def test_milestones_in_the_warm_up_and_after_the_end_are_named(tmp_path, monkeypatch):
   said = []
   monkeypatch.setattr(progress.Plain, 'say', lambda self, text: said.append(text))
-  changes = {'optimizer.schedule': 'step', 'optimizer.milestones': (0.5, 1.0, 9.5), 'steps': 2, 'eval.k': ()}
+  changes = {'optimizer.schedule': 'step', 'optimizer.milestones': (0.25, 0.5, 1.0, 9.5), 'steps': 2, 'eval.k': ()}
+  changes |= {'optimizer.warmup_epochs': 0.5}
   train.train(tiny(tmp_path, **changes), tmp_path / 'run')
   late = 'the run ends at epoch 1: the learning rate does not drop at 1, 9.5 (optimizer.milestones)'
-  assert said.count(late) == 1
+  early = 'the warm-up ends at epoch 0.5: the drops of the learning rate at 0.25 apply then (optimizer.milestones)'
+  assert said.count(early) == said.count(late) == 1
 
 
 def test_a_run_that_diverges_stops_and_names_the_last_good_checkpoint(tmp_path):
