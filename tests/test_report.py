@@ -355,6 +355,37 @@ def test_a_comparison_averages_only_what_all_seeds_of_a_config_have():
   assert row['linear, %'] == '–' and row['knn5, %'].value == 3
 
 
+def test_means_over_other_sets_are_left_out():
+  runs = {'a': [evaluated(spearman_mean=60.0, spearman_sts12=50.0, spearman_stsb=70.0)]}
+  runs['b'] = [evaluated(spearman_mean=69.0, spearman_stsb=69.0)]
+  (section,) = compare._comparison(runs)
+  table = section.parts[0]
+  assert [name for name in table.head if 'mean' in name] == []
+  assert table.rows[0][2].best and not table.rows[1][2].best
+  assert 'spearman_mean is left out, because the runs were evaluated on different sets.' in section.text
+  runs['b'] = [evaluated(spearman_mean=69.5, spearman_sts12=70.0, spearman_stsb=69.0)]
+  (section,) = compare._comparison(runs)
+  assert any('mean' in name for name in section.parts[0].head) and 'left out' not in section.text
+
+
+@pytest.mark.parametrize(
+  ('key', 'setting'),
+  [
+    ('finetune', 'eval.finetune'),
+    ('finetune', 'eval.class_weights'),
+    ('zero_shot', 'eval.prompts'),
+    ('image_to_text_1', 'eval.retrieval'),
+  ],
+)
+def test_results_of_other_protocols_are_not_comparable(key, setting):
+  runs = {'a': [evaluated(knn5=1.0, **{key: 95.0})], 'b': [evaluated(knn5=2.0, **{key: 60.0})]}
+  section = compare._comparison(runs, [setting])[0]
+  knn, other = (section.parts[0].rows[place][column] for place, column in ((1, 2), (0, 3)))
+  assert knn.best and not other.best and f'is not comparable: {setting} differs.' in section.text
+  section = compare._comparison(runs)[0]
+  assert section.parts[0].rows[0][3].best and 'not comparable' not in section.text
+
+
 def test_later_keys_old_names_and_paths_do_not_distinguish_runs(tmp_path):
   def finished(seed, path, older=False):
     chosen = base.get_config()

@@ -119,8 +119,8 @@ def classify(
 
   Args:
     vote: the weight of a neighbor. 'cosine': exp(s / temperature), up to a factor per query (Wu et al. 2018; DySTreSS
-      for balanced classes). 'distance': 1 / L2 distance, so that equal vectors outvote all others (DySTreSS A.1, long
-      tails). 'majority': 1 (Lee 2025, A.4.2).
+      for balanced classes). 'distance': 1 / L2 distance, at most 1,000 for equal vectors (DySTreSS A.1, long tails).
+      'majority': 1 (Lee 2025, A.4.2).
     num_classes: by default the largest label + 1.
     block: queries per block; by default as many as keep the similarities and the votes within 256 MiB each.
   """

@@ -303,7 +303,8 @@ def logistic(
   Minimizes the mean cross-entropy + ½ penalty ‖W‖² on features scaled to a mean squared coordinate of 1.
 
   Args:
-    penalty: by default 1/n, which corresponds to C = 1 in scikit-learn.
+    penalty: by default 1/n, which corresponds to C = 1 in scikit-learn, or to C = 2 if there are two classes, because
+      scikit-learn then fits one vector of weights instead of two.
   """
   train_x, train_y, test_x, test_y = _inputs(train_x, train_y, test_x, test_y)
   penalty = 1 / len(train_x) if penalty is None else penalty

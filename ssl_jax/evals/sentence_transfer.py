@@ -1,8 +1,8 @@
 """Transfer of sentence embeddings: logistic regression on the datasets of SentEval (Conneau & Kiela 2018).
 
 The embeddings are frozen and not rescaled. A pair of sentences with embeddings u and v has the features |u − v| and
-u · v, coordinate by coordinate. The classifier minimizes C · Σ cross-entropy + ½ ‖W‖², and C is chosen without the test
-examples:
+u · v, coordinate by coordinate. The classifier is scikit-learn's: it minimizes C · Σ cross-entropy + ½ ‖W‖², where W is
+one vector if there are two classes. C is chosen without the test examples:
 
 - with a dev and a test split: the best C on the dev split;
 - with a test split only: the best mean accuracy in 10-fold cross-validation on the training examples;
@@ -100,7 +100,9 @@ def _hits(x, labels, keep, strengths, *, classes):
   # A target of zeros leaves an example out. Divided by C · n, the objective is a mean over all n plus the penalty.
   targets = jnp.where(keep[:, :, None], one_hot[None], 0)
   fit = jax.vmap(linear.fit_logistic, in_axes=(None, 0, 0, None))
-  params, _ = fit(x, targets, 1 / (strengths * len(x)), STEPS)
+  # With two classes, ours has two vectors, w and -w, and their ½ ‖W‖² is half of that of the one vector 2w.
+  penalties = (2 if classes == 2 else 1) / (strengths * len(x))
+  params, _ = fit(x, targets, penalties, STEPS)
   logits = jax.vmap(linear.logits, in_axes=(0, None))(params, x)
   return jnp.argmax(logits, axis=2) == labels[None]
 

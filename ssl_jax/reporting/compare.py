@@ -23,7 +23,15 @@ OF_TEST = (
   *('data.name', 'data.file', 'data.classes', 'data.test_split', 'data.held_out', 'eval.data.'),
   *(f'eval.{key}' for key in ('features', 'vote', 'temperature', 'crop', 'flip', 'patch', 'train_images')),
 )
-OF_LINEAR = ('eval.linear', 'eval.seeds')  # the same for the linear classifier alone
+# The same for the accuracies whose names start with these words.
+OF_KIND = {
+  'linear': ('eval.linear', 'eval.seeds'),
+  'finetune': ('eval.finetune', 'eval.finetune_learning_rate', 'eval.class_weights', 'eval.seeds'),
+  'zero_shot': ('eval.prompts', 'eval.class_names'),
+  'image_to_text': ('eval.retrieval',),
+  'text_to_image': ('eval.retrieval',),
+}
+AVERAGED = ('spearman', 'transfer')  # names of accuracies on several sets, with their mean under NAME_mean
 MOST_KEYS = 3  # in a label; if more keys differ, the label is only the folder
 
 
@@ -125,7 +133,8 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
       cells[name] = {key: Number(prefix + key, mean, form, std) for key, (mean, std) in found.items()}
     return keys, cells
 
-  keys, cells = spread(lambda run: run.accuracies, '.2f', '')
+  other = _of_other_sets(groups)
+  keys, cells = spread(lambda run: {k: x for k, x in run.accuracies.items() if k not in other}, '.2f', '')
   having = lambda key: sum(key in found for found in cells.values())
   keys.sort(key=having, reverse=True)  # keys that most groups have come first
   for key in keys:
@@ -160,7 +169,15 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
 
 def _comparable(key: str, differing: Collection[str]) -> bool:
   """Whether an accuracy has the same meaning in runs whose settings differ in these keys."""
-  return not any(name.startswith(OF_TEST) or (name in OF_LINEAR and key.startswith('linear')) for name in differing)
+  settings = [name for kind, names in OF_KIND.items() if key.startswith(kind) for name in names]
+  return not any(name.startswith(OF_TEST) or name in settings for name in differing)
+
+
+def _of_other_sets(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
+  """The means over sets that are not the same ones in all runs, such as spearman_mean."""
+  found = [run.accuracies for runs in groups.values() for run in runs]
+  sets = lambda kind: {tuple(sorted(key for key in x if key.startswith(f'{kind}_'))) for x in found}
+  return [f'{kind}_mean' for kind in AVERAGED if len(sets(kind) - {()}) > 1]
 
 
 def _paired(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str] = ()) -> list[Section]:
@@ -170,7 +187,7 @@ def _paired(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[s
   found = {name: [(reference[seed], run) for seed, run in runs.items() if seed in reference] for name, runs in others}
   found = {name: pairs for name, pairs in found.items() if pairs}
   keys = dict.fromkeys(key for pairs in found.values() for _, run in pairs for key in run.accuracies)
-  keys = [key for key in keys if _comparable(key, differing)]
+  keys = [key for key in keys if _comparable(key, differing) and key not in _of_other_sets(groups)]
   rows: list[list[str | Number]] = []
   for name, pairs in found.items():
     shared = 'seed and start' if all(_same_start(a, b) for a, b in pairs) else 'seed'
@@ -228,11 +245,15 @@ def _about_accuracies(
     text = f'The accuracies are not comparable: {_differ(tests)}.'
   elif len(groups) > 1:
     text = '★ marks the highest mean.'
-    if settings := [key for key in differing if key in OF_LINEAR]:
-      text += f' Linear accuracies are not comparable: {_differ(settings)}.'
+    for kind, names in OF_KIND.items():
+      settings = [key for key in differing if key in names]
+      if settings and any(key.startswith(kind) for key in keys):
+        text += f' {kind} is not comparable: {_differ(settings)}.'
     text += ' With one seed, a small difference may be chance.' * any(len(runs) == 1 for runs in groups.values())
   else:
     text = ''
+  for key in _of_other_sets(groups):
+    text += f' {key} is left out, because the runs were evaluated on different sets.'
   if some := [key for key in keys if having(key) < len(groups)]:
     text += f' Not all runs have {", ".join(some)}.'
     if neighbors := sorted({int(key[3:]) for key in keys if re.fullmatch(r'knn\d+', key)}):

@@ -132,11 +132,12 @@ def accuracies(results: Mapping[str, Any]) -> dict[str, Any]:
 def headline(results: Mapping[str, Any]) -> dict[str, float]:
   """The most important numbers among `accuracies`.
 
-  >>> headline({'linear': 80.5, 'linear_std': 0.5, 'linear_protocol': 'ridge'})
-  {'linear': 80.5}
+  >>> headline({'linear': 80.5, 'linear_std': 0.5, 'linear_protocol': 'ridge', 'spearman_stsb_train': 70.0})
+  {'linear': 80.5, 'spearman_stsb_train': 70.0}
   """
   found = accuracies(results)
-  return {name: x for name, x in found.items() if isinstance(x, float) and not name.endswith(DETAILS)}
+  of_set = lambda name: name.startswith(('spearman_', 'transfer_'))  # the rest is the name of a file, of any form
+  return {name: x for name, x in found.items() if isinstance(x, float) and (of_set(name) or not name.endswith(DETAILS))}
 
 
 def sentence(when: str, results: Mapping[str, float]) -> str:

@@ -40,6 +40,9 @@ class PairsTest(chex.TestCase):
   def test_uniformity(self, t, block):
     self.assertAlmostEqual(metrics.uniformity(X, t=t, block=block), pairwise.uniformity(X, t), places=5)
 
+  def test_features_that_are_all_zero_are_not_uniform(self):
+    self.assertAlmostEqual(metrics.uniformity(np.zeros((4, 3))), 0.0)
+
   def test_uniformity_of_a_uniform_circle_is_the_integral(self):
     # On the circle E exp(−2‖x − y‖²) = E exp(4 cos θ − 4) = e⁻⁴ I₀(4); each example is not paired with itself.
     n = 500

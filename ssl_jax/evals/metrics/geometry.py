@@ -26,9 +26,11 @@ def modality_gap(x: ArrayLike, y: ArrayLike) -> float:
 @functools.partial(jax.jit, static_argnames='block')
 def _uniformity(x, t, *, block):
   x, n = normalize(x), len(x)
+  squares = jnp.sum(x * x, axis=1)  # 1, or 0 if all features of an example are 0
 
   def row(query, index):
-    kernel = jnp.exp(t * (2 * row_blocks.similarities(query, x) - 2))
+    own = jnp.sum(query * query, axis=1, keepdims=True)
+    kernel = jnp.exp(t * (2 * row_blocks.similarities(query, x) - own - squares[None]))
     return jnp.where(row_blocks.others(index, n), kernel, 0.0).sum(axis=1)
 
   return row_blocks.map_rows(row, block, x, jnp.arange(n))
