@@ -132,6 +132,14 @@ def run(command: Command) -> None:
   watch.end()
 
 
+def _exit_if_full(error: Exception) -> None:
+  from ssl_jax.workdir import files
+
+  if files.is_full(error):
+    place = getattr(error, 'filename', None) or WORKDIR.value or 'the disk'
+    _exit(f'{place} cannot be written (no space left): make room there, and the same command {_again()}')
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the command line. A user's mistake is reported in one line."""
   logging.set_verbosity(logging.FATAL)  # orbax logs every file, and logs its errors before it raises them
@@ -144,12 +152,8 @@ def main(argv: Sequence[str]) -> None:
       raise
     _exit(f"{error.name} is not installed: pip install -e '.[train]'")
   except OSError as error:
-    from ssl_jax.workdir import files
-
-    if not files.is_full(error):
-      _exit(error)
-    place = error.filename or WORKDIR.value or 'the workdir'
-    _exit(f'{place} cannot be written (no space left): make room there, and the same command {_again()}')
+    _exit_if_full(error)
+    _exit(error)
   except ValueError as error:
     # An error raised by this project is reported in one line; an error raised by a library keeps its traceback.
     raised_in = pathlib.Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
@@ -160,6 +164,9 @@ def main(argv: Sequence[str]) -> None:
   except Exception as error:
     from ssl_jax.train import Diverged, Interrupted
 
+    _exit_if_full(error)
+    if 'Could not determine home directory' in str(error):
+      _exit('a path begins with ~ and a user name that this machine does not know: give the full path')
     if not isinstance(error, Diverged | Interrupted):
       _unexplained(error)
     _exit(error)

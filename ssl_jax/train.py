@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
-from ssl_jax.data import pipeline
+from ssl_jax.data import pipeline, resolve
 from ssl_jax.evals import settings as eval_settings
 from ssl_jax.evals.evaluate import Evaluator, evaluator_of
 from ssl_jax.reporting import neighbors
@@ -53,6 +53,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
   if config.log.wandb:
     wandb_log.require_package(config.log.wandb)
   parent = fork.parent_of(config, workdir)
+  _require_outside(config, workdir)
   run = builder.build(config, resumed=files.saved(workdir) or parent is not None)
   labels = None if run.train.labels is None else zlib.crc32(run.train.labels.tobytes())
   require_same({'the number of training examples': len(run.train), 'the checksum of the labels': labels})
@@ -73,7 +74,9 @@ def train(config: ConfigDict, workdir: str) -> dict:
     stack.callback(checkpoints.close)
     if parent:
       parent.hand_over(checkpoints, workdir, state)
-    if checkpoints.latest() is not None:
+    latest = checkpoints.latest()
+    require_same({'the step of the newest checkpoint in --workdir, which all processes must share,': latest})
+    if latest is not None:
       state = checkpoints.restore(state)
     first, start, skipped = int(state.step), start - checkpoints.seconds(), checkpoints.skipped()
     if jax.process_index() == 0:
@@ -377,6 +380,16 @@ def _command() -> str | None:
   """The command line of this process; None if it does not run main.py."""
   program, *arguments = sys.argv
   return shlex.join(['python', 'main.py', *arguments]) if pathlib.Path(program).name == 'main.py' else None
+
+
+def _require_outside(config: ConfigDict, workdir: str) -> None:
+  """Raises a ValueError if the workdir is in a folder of images, where its pictures would become training images."""
+  if config.data.source != 'folder' or not config.data.path:
+    return
+  root, place = pathlib.Path(config.data.path).expanduser(), pathlib.Path(workdir).expanduser().resolve()
+  for split in resolve.split_names(config.data).values():
+    if place.is_relative_to((root / split).resolve()):
+      raise ValueError(f'--workdir={str(workdir)!r} is in the image folder {root / split}: give another directory')
 
 
 def _displaced(run: Run) -> list[str]:

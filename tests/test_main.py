@@ -130,6 +130,21 @@ def test_only_the_errors_of_the_project_are_one_line(file, ours, monkeypatch):
 
 
 @pytest.mark.parametrize(
+  ('error', 'message'),
+  [
+    (RuntimeError('Could not determine home directory.'), 'a path begins with ~ and a user name that'),
+    (RuntimeError('write() failed: No space left on device'), 'the disk cannot be written (no space left): make room'),
+  ],
+)
+def test_errors_of_libraries_that_need_no_traceback(error, message, monkeypatch):
+  def fail(_):
+    raise error
+
+  monkeypatch.setattr(main, 'run', fail)
+  assert message in call('--mode=train', '--workdir=', '--config=configs/quickstart.py')
+
+
+@pytest.mark.parametrize(
   ('command', 'name'),
   [
     (['configs/imagenet100.py'], 'imagenet100'),

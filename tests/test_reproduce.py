@@ -121,6 +121,7 @@ def test_a_folder_is_fine_tuned(tmp_path):
   assert results['finetune'] > 60
   used = results['finetune_settings']
   assert (used['learning_rate'], tuple(used['class_weights']), used['epochs']) == (1.0, (1.0, 2.45), 50)
+  assert used['batch'] == used['images'] and used['learning_rate_scale'] == used['batch'] / 128
   wrong = config.load('configs/finetune.py:chaoyang', small)
   with pytest.raises(ValueError, match='must be one number for each of the 2 classes'):
     evaluate.evaluate(wrong, str(tmp_path / 'other'))

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from configs import base
 from ssl_jax import config, train
 from ssl_jax.data import pipeline
 from ssl_jax.evals.image_evaluator import ImageEvaluator
+from ssl_jax.run import builder
 from ssl_jax.workdir import files, metric_log, progress
 from ssl_jax.workdir.checkpoints import Checkpoints
 from tests.helpers import STEPS, asked_to_stop_at, final, tiny
@@ -375,6 +377,40 @@ def test_the_remaining_time_follows_from_the_last_row(tmp_path, monkeypatch):
     assert left is None and 'images_per_second' not in row
   for step, row, left in shown[2:4]:
     assert left == pytest.approx((5 - step) * 32 / row['images_per_second'])
+
+
+def test_other_images_of_the_same_number_are_another_run(tmp_path):
+  chosen = tiny(tmp_path, steps=2)
+  train.train(chosen, tmp_path / 'run')
+  with np.load(tmp_path / 'data.npz') as found:
+    arrays = dict(found)
+  np.savez(tmp_path / 'moved.npz', **arrays)
+  chosen.data.path = str(tmp_path / 'moved.npz')
+  train.train(chosen, tmp_path / 'run')  # the same images in another place
+  arrays['train_images'] = 255 - arrays['train_images']
+  np.savez(tmp_path / 'data.npz', **arrays)
+  with pytest.raises(
+    ValueError, match=r"holds a run of another config \(data.contents = '\w{8}' here, '\w{8}' there\)"
+  ):
+    train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
+  old = {**chosen.to_dict(), 'data': {**chosen.data.to_dict(), 'images': 64}}  # of an earlier version
+  assert files.difference_of(old, builder.build(tiny(tmp_path, steps=2)).identity) is None
+
+
+def test_results_without_checkpoints_are_not_overwritten_by_another_config(tmp_path):
+  train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
+  shutil.rmtree(tmp_path / 'run' / 'checkpoints')
+  with pytest.raises(ValueError, match=r'holds the results of another config \(seed = 5 here, 0 there\)'):
+    train.train(tiny(tmp_path, steps=2, seed=5), tmp_path / 'run')
+  train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
+
+
+def test_a_workdir_among_the_images_is_refused(tmp_path):
+  (tmp_path / 'images' / 'a').mkdir(parents=True)
+  chosen = base.get_config()
+  chosen.data.update(source='folder', path=str(tmp_path / 'images'), train_split='', test_split='')
+  with pytest.raises(ValueError, match=r"--workdir='.*out' is in the image folder .*images: give another directory"):
+    train.train(chosen, str(tmp_path / 'images' / 'out'))
 
 
 def test_milestones_in_the_warm_up_and_after_the_end_are_named(tmp_path, monkeypatch):

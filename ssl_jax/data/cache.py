@@ -38,9 +38,9 @@ def load(source: sources.Source, image_size: int, folder: str) -> sources.Arrays
   if not (fingerprint := source.fingerprint()):
     return source.in_memory(image_size)
   file = _writable(folder) / f'{source.label}_{image_size}px.npy'
-  with _locked(file):
+  with _locked(file) as alone:
     cache = _Cache(file, source, image_size, fingerprint)
-    cache.complete()
+    cache.complete(alone)
   return cache.images()
 
 
@@ -59,8 +59,8 @@ class _Cache:
     }
     self.starts = range(0, len(source), self.step)
 
-  def complete(self) -> None:
-    """Writes the file, or only the parts that are missing or damaged."""
+  def complete(self, alone: bool) -> None:
+    """Writes the file, or only the parts that are missing or damaged; `alone`: no other process writes it."""
     self.known = self._read()
     missing = self._missing() if self._mapped() is not None else None
     if missing is None or (len(missing) < len(self.starts) and not self._as_decoded(missing)):
@@ -72,6 +72,8 @@ class _Cache:
     if missing:
       self._require_space(len(missing) * self.step * self.size**2 * 3)
       self._decode(missing)
+      if not alone:  # another process may have replaced the file meanwhile
+        self.complete(alone)
 
   def images(self) -> sources.Arrays:
     """The images of a complete file, as `Source.in_memory` returns them."""
@@ -207,16 +209,18 @@ def _writing(file: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(file: pathlib.Path) -> Iterator[None]:
-  """A lock on a cache file: other processes that need the same file wait."""
+def _locked(file: pathlib.Path) -> Iterator[bool]:
+  """A lock on a cache file: other processes that need the same file wait. False on a file system without locks."""
   path = file.with_suffix('.lock')
   with _writing(path):
     lock = path.open('a')
   with lock:
+    held = False
     with contextlib.suppress(OSError):  # a file system without locks
       try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError:
         _say(f'another process is writing {file}: waiting for it')
         fcntl.flock(lock, fcntl.LOCK_EX)
-    yield
+      held = True
+    yield held

@@ -43,7 +43,8 @@ class Folder(Source):
 
   def fingerprint(self) -> str:
     captions = (self.captions or {}) if self.paired else {}
-    return digest_of(f'{path}\0{stamp(path)}\0{captions.get(path)}' for path in self.items)
+    name = lambda path: path.removeprefix(str(self.root)).lstrip(os.sep)  # `self.name` is slow for a million files
+    return digest_of(f'{name(path)}\0{stamp(path)}\0{captions.get(path)}' for path in self.items)
 
   def has_text(self) -> bool:
     return self.captions is not None
@@ -150,6 +151,12 @@ def subfolders(root: str | os.PathLike[str]) -> list[str]:
   return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith('.'))
 
 
+def holds_images(root: str | os.PathLike[str]) -> bool:
+  """Whether a folder itself has images."""
+  with os.scandir(root) as entries:
+    return any(os.path.splitext(entry.name)[1].lower() in EXTENSIONS for entry in entries if entry.is_file())
+
+
 def _images_in(root: pathlib.Path, ignored: 'collections.Counter[str]', nested: bool = True) -> list[str]:
   """Sorted paths of the images in a folder and, if `nested`, in its subfolders, except hidden files and folders.
 
@@ -157,7 +164,11 @@ def _images_in(root: pathlib.Path, ignored: 'collections.Counter[str]', nested: 
   """
   found: list[str] = []
   seen: set[str] = set()
-  for folder, below, files in os.walk(root, followlinks=True):
+
+  def unreadable(error: OSError) -> None:
+    raise ValueError(f'{error.filename} cannot be read ({error.strerror}): make it readable, or remove it') from error
+
+  for folder, below, files in os.walk(root, onerror=unreadable, followlinks=True):
     if (place := os.path.realpath(folder)) in seen:  # a link to a folder that was visited, such as a parent
       below[:] = []
       continue

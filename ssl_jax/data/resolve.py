@@ -91,15 +91,25 @@ def split_names(data: Mapping[str, Any]) -> dict[str, str]:
   """{'train_split': ..., 'test_split': ...}, with 'auto' replaced by folder names if `data.source` is 'folder'.
 
   The names are the first matches of `TRAIN_FOLDERS` and `TEST_FOLDERS`, ignoring case. If one is missing, both splits
-  are the same folder, and `data.held_out` divides its images.
+  are the same folder, and `data.held_out` divides its images. A folder of images that is named `train` may also be a
+  class: a ValueError asks for `data.train_split` if there are other folders of images, but no test folder.
   """
   given = {key: data[key] for key in ('train_split', 'test_split')}
   root = pathlib.Path(data['path']).expanduser()
   if data['source'] != 'folder' or 'auto' not in given.values():
     return given
   found = {name.lower(): name for name in (folder_source.subfolders(root) if data['path'] and root.is_dir() else ())}
-  train = next((found[name] for name in TRAIN_FOLDERS if name in found), '')
+  train = given['train_split']
+  if train == 'auto':
+    train = next((found[name] for name in TRAIN_FOLDERS if name in found), '')
   test = next((found[name] for name in TEST_FOLDERS if name in found), train) if train else ''
+  with_images = [name for name in found.values() if folder_source.holds_images(root / name)]
+  if train == test in with_images and given['train_split'] == 'auto' and len(with_images) > 1:
+    other = next(name for name in with_images if name != train)
+    raise ValueError(
+      f"data.train_split = 'auto' is ambiguous, because {root} has {train}/ and {other}/: set it to {train!r} if that "
+      "is the training set, or to '' if it is a class"
+    )
   auto = {'train_split': train, 'test_split': test}
   return {key: auto[key] if value == 'auto' else value for key, value in given.items()}
 

@@ -17,6 +17,7 @@ import importlib
 import os
 import struct
 import sys
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ T = TypeVar('T')
 # What reading a broken image or text raises.
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 THREADS = min(4, os.cpu_count() or 1)  # on small images, 16 threads take twice as long as 4
+SAMPLES = 10_000  # images of which `contents` is a checksum
 BULK = 512  # images per task when all are read: large enough to hide overhead, small enough to balance the threads
 
 
@@ -115,6 +117,20 @@ class Source:
   def fingerprint(self) -> str:
     """A hash that changes when the stored images change; '' for images in memory."""
     return ''
+
+  def contents(self) -> str:
+    """A checksum of the labels and of up to `SAMPLES` names of images or, for arrays from a file, of their pixels.
+
+    It does not depend on where the data is stored. Runs on other data of the same size are recognized by it.
+    """
+    source = self.origin or self
+    chosen = np.linspace(0, len(self) - 1, min(len(self), SAMPLES)).astype(int)
+    parts = [] if self.labels is None else [np.asarray(self.labels, '<i8').tobytes()]
+    if type(source).name is not Source.name:
+      parts += [source.name(int(k)).encode(errors='surrogateescape') for k in chosen]
+    elif source is self and self.items.ndim > 1:
+      parts.append(np.ascontiguousarray(self.items[chosen]).tobytes())
+    return f'{zlib.crc32(bytes(1).join(parts)):08x}'
 
   def first_readable(self, position: int, decode: Callable[[Image.Image], T]) -> tuple[T, int]:
     """(decode(image), its position). With broken='skip', the next readable image replaces a broken one."""
@@ -326,6 +342,8 @@ def held_out(source: Source, share: float) -> np.ndarray:
     members = sorted(np.flatnonzero(labels == label), key=lambda k: hashes[k])
     count = min(max(round(share * len(members)), 1), len(members) - 1)
     chosen[members[:count]] = True
+  if not chosen.any():
+    raise ValueError(f'data.held_out = {share:g} leaves no test image, because no class has two images: add images')
   return chosen
 
 

@@ -104,10 +104,13 @@ def extract(
   *,
   size: int,
   batch_size: int,
+  what: str = '',
+  fix: str = 'the weights have diverged, so use an earlier checkpoint',
 ) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
   """Features {'backbone': [N, D], 'projector': [N, P]} and labels [N] of a source, without skipped (broken) images.
 
   `apply` comes from `extractor` or `view_extractor`. Each process computes its share; all processes return everything.
+  If the results are not finite, the error names them as `what`, by default features, and ends with `fix`.
   """
   processes, local = jax.process_count(), len(devices.local)
   share = -(-len(source) // processes)
@@ -129,7 +132,7 @@ def extract(
   read = found[: len(source)] == np.arange(len(source))  # False if another image replaced a broken one
   source.skipped.update(np.flatnonzero(~read).tolist())  # including those that other processes skipped
   for layer, x in features.items():
-    check.finite(f'features of the {layer}', x, 'the weights have diverged, so use an earlier checkpoint')
+    check.finite(what or f'features of the {layer}', x, fix)
   chosen = slice(len(source)) if read.all() else np.flatnonzero(read)  # a slice makes no copy
   labels = None if source.labels is None else source.labels[chosen]
   return jax.tree.map(lambda x: x[chosen], features), labels

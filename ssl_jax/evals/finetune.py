@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -194,7 +195,8 @@ def finetune(
   images = len(chosen_labels(train_labels, labels, int(seeds[0])))
   settings = {'labels': labels, 'frozen': frozen, 'seeds': [int(seed) for seed in seeds]}
   settings |= {'images': images, 'classes': int(train_labels.max()) + 1, 'encoder': run.config.model.name}
-  settings |= dataclasses.asdict(protocol)
+  batch, scale = _batch(protocol, images, len(run.devices.devices))
+  settings |= dataclasses.asdict(protocol) | {'batch': batch, 'learning_rate_scale': scale}
   return {'top1': mean, 'top1_std': std, 'top1_seeds': top1, 'top5': mean_and_spread(top5)[0], **settings}
 
 
@@ -211,7 +213,10 @@ def _one_seed(run: Run, state: State, train_labels, which, protocol, frozen, see
     return {'logits': model.logits(params, stats, jax.vmap(run.views.shown)(images), train=False)[0]}
 
   predict = devices.map(predict, replicated=2, sharded=2, out='sharded')
-  sizes = dict(size=features.image_size(config), batch_size=config.eval.batch_size)
+  sizes: dict[str, Any] = dict(size=features.image_size(config), batch_size=config.eval.batch_size)
+  fix = 'choose another eval.linear' if frozen else 'lower eval.finetune_learning_rate'
+  cause = f'its training diverged at learning rate {protocol.learning_rate:g}'
+  sizes |= dict(what='logits of eval.finetune', fix=f'{cause}, so {fix}')
   found, labels = features.extract(predict, devices, fitted['params'], fitted['stats'], run.eval_test, **sizes)
   assert labels is not None
   before = classes_before(found['logits'], labels)
@@ -241,16 +246,20 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed
   update = model.update(direction, augment, jnp.asarray(labels), weights, seed)
   opt = jax.device_get(direction.init(model.trained(params)))
   fitted = devices.replicate(dict(params=params, stats=stats, opt=opt, step=np.int32(0), learning_rate=np.float32(0)))
-  count = len(devices.devices)
-  batch = min(protocol.batch, len(source)) // count * count
-  if not batch:
-    raise ValueError(f'labels: only {len(source)} images for {count} devices; use fewer devices or more labels')
-  scale = batch / protocol.batch if protocol.optimizer == 'sgd' else 1.0  # linear scaling
+  batch, scale = _batch(protocol, len(source), len(devices.devices))
   rates = [protocol.learning_rate * factor * scale for factor in protocol.factors()]
   with (_device_epochs if in_memory else _host_epochs)(run, source, update, batch, len(rates), seed) as train:
     for epoch, rate in enumerate(rates):
       fitted = train(fitted | dict(learning_rate=devices.replicate(np.float32(rate))), epoch)
   return model, fitted
+
+
+def _batch(protocol, images: int, devices: int) -> tuple[int, float]:
+  """The batch size, which is smaller if there are few images, and the factor of the learning rate that this implies."""
+  batch = min(protocol.batch, images) // devices * devices
+  if not batch:
+    raise ValueError(f'labels: only {images} images for {devices} devices; use fewer devices or more labels')
+  return batch, batch / protocol.batch if protocol.optimizer == 'sgd' else 1.0  # linear scaling
 
 
 def _moments(run: Run, state: State, source, scale: str) -> tuple[jax.Array, jax.Array]:

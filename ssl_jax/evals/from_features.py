@@ -152,9 +152,10 @@ def measures(space: Space, labels: Labels | None, loss: LossSettings) -> dict[st
     views, partners = space.views, space.partners
     wanted |= {
       'alignment': lambda: metrics.alignment(views),
-      'attracting_gap': lambda: metrics.attracting_gap(views[0], views[1:]),
       'lidar': lambda: metrics.lidar(views),
     }
+    if len(views) > 2:  # with one other view, its direction is that of the mean, and the gap is 0
+      wanted['attracting_gap'] = lambda: metrics.attracting_gap(views[0], views[1:])
     if labels is not None:
       view_labels, bank, bank_labels = labels.views, space.bank, labels.bank
       assert view_labels is not None

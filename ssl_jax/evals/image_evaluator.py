@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from ssl_jax.config import flatten, relevant
 from ssl_jax.data import resolve, sources
@@ -92,7 +93,7 @@ class ImageEvaluator:
       predicted = probed.argmax(axis=1)
       found['online_probe'] = scoring.percent(predicted == labels.test)
     if choice.measures:
-      loss = self._loss_settings(*unreplicate((state.step, state.params.get('temperature', {}))))
+      loss = loss_settings(self.run, *unreplicate((state.step, state.params.get('temperature', {}))))
       measured = from_features.measures_of(spaces, labels, loss)
       found |= {f'{layer}/{name}': x for layer, numbers in measured.items() for name, x in numbers.items()}
     return found
@@ -134,7 +135,7 @@ class ImageEvaluator:
     say('features')
     spaces, labels = self.all_features(state, workdir / 'features')
     say(', '.join(filter(None, ['kNN' * bool(self.k), choice.linear and f'linear ({choice.linear})', 'measures'])))
-    loss = self._loss_settings(state.step, state.params.get('temperature', {}))
+    loss = loss_settings(run, state.step, state.params.get('temperature', {}))
     numbers, arrays = from_features.evaluate_features(spaces, labels, {**choice, 'k': self.k}, loss=loss)
     self.latest = spaces[choice.features].train, spaces[choice.features].test, labels.test
     arrays |= self.neighbors()
@@ -265,17 +266,6 @@ class ImageEvaluator:
     names = self.run.eval_train.class_names
     return spaces, from_features.Labels(arrays['train_labels'], arrays['test_labels'], names=names, **found)
 
-  def _loss_settings(self, step, params) -> from_features.LossSettings:
-    """Parameters of the loss for the measures: its temperature or alpha, its t_neg, and the batch size."""
-    tau, loss = self.run.method.temperature.at(params, step), self.run.method.contrast
-    tau = tau if tau is None or callable(tau) else float(tau)
-    found: dict[str, Any] = {'temperature': tau, 'batch_size': self.run.config.batch_size}
-    if isinstance(loss, Loss):
-      alpha, t_neg = loss.parameter(loss.properties.inverse_temperature), loss.parameter('t_neg')
-      alpha = 1 / tau if isinstance(tau, float) else alpha
-      found |= {key: value for key, value in (('alpha', alpha), ('t_neg', t_neg)) if value is not None}
-    return from_features.LossSettings(**found)
-
   @property
   def _votes(self) -> dict[str, Any]:
     choice = self.run.config.eval
@@ -311,3 +301,18 @@ def chosen_k(choices: Mapping, labels: np.ndarray, what: str) -> tuple[int, ...]
   if max(k, default=0) > len(labels):
     raise ValueError(f'eval.k = {k} must not exceed the {len(labels)} training {what}')
   return k
+
+
+def loss_settings(run: Run, step: ArrayLike, params: Mapping[str, Any]) -> from_features.LossSettings:
+  """Parameters of a run's loss for the measures: its temperature or alpha, its t_neg, and the batch size.
+
+  `params` are the learned parameters of the temperature.
+  """
+  tau, loss = run.method.temperature.at(params, step), run.method.contrast
+  tau = tau if tau is None or callable(tau) else float(tau)
+  found: dict[str, Any] = {'temperature': tau, 'batch_size': run.config.batch_size}
+  if isinstance(loss, Loss):
+    alpha, t_neg = loss.parameter(loss.properties.inverse_temperature), loss.parameter('t_neg')
+    alpha = 1 / tau if isinstance(tau, float) else alpha
+    found |= {key: value for key, value in (('alpha', alpha), ('t_neg', t_neg)) if value is not None}
+  return from_features.LossSettings(**found)

@@ -1,5 +1,6 @@
 """Evaluation of image-text models: zero-shot classification, retrieval, and the measures of each tower."""
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from ssl_jax.config import relevant
 from ssl_jax.data import resolve
 from ssl_jax.data.sentences import Sentences
 from ssl_jax.evals import features, from_features, metrics, prompts, retrieval, scoring
-from ssl_jax.evals.image_evaluator import ImageEvaluator
+from ssl_jax.evals.image_evaluator import ImageEvaluator, loss_settings
 from ssl_jax.methods.image_text import ImageText
 from ssl_jax.models import bert
 from ssl_jax.run.builder import Run
@@ -60,7 +61,8 @@ class ImageTextEvaluator:
     numbers, arrays = self.images.results(state, workdir) if self.images else (self._outline(state), {})
     found, details = self._scores(run.devices.replicate(state), measured=True)
     measures = {**details.pop('measures'), **numbers.pop('measures', {})}
-    results = {**numbers, **found, 'measures': measures}
+    settings = {key: details[key] for key in ('measure_settings',) if key in details}
+    results = {**settings, **numbers, **found, 'measures': measures}
     if self.names:
       labels = from_features.Labels(details['labels'], details['labels'], names=self.names)
       detail, confused = from_features.by_class({'zero_shot': details['predicted']}, labels)
@@ -118,7 +120,10 @@ class ImageTextEvaluator:
       self._list(seen['projector'], texts['projector'], lines, positions)
       if measured:
         known = None if labels is None else labels[chosen]
-        details['measures'] = self._measures(seen, texts, positions, known)
+        loss = loss_settings(self.run, *self.run.devices.unreplicate((state.step, state.params.get('temperature', {}))))
+        details['measures'] = self._measures(seen, texts, positions, known, loss)
+        of_images = from_features.Space(seen['projector'], seen['projector'])
+        details['measure_settings'] = from_features.measure_settings(of_images, loss)
     return found, details
 
   def _text(self, state: State, lines: Sequence[str]) -> dict[str, np.ndarray]:
@@ -144,13 +149,17 @@ class ImageTextEvaluator:
     texts: dict[str, np.ndarray],
     own: Sequence[Sequence[int]],
     labels: np.ndarray | None,
+    loss: from_features.LossSettings,
   ) -> dict[str, dict[str, float]]:
-    """The measures of each tower, and of both together. The text of an image is its first caption."""
+    """The measures of each tower, and of both together. The text of an image is its first caption.
+
+    Those that depend on the temperature are left out, because the loss compares images with texts.
+    """
     first = np.array([positions[0] for positions in own])
     each = min(map(len, own))
     views = np.array([positions[:each] for positions in own]).T if each > 1 else None  # captions act as views
     known = None if labels is None else from_features.Labels(labels, labels, labels)
-    loss = from_features.LossSettings()
+    loss = dataclasses.replace(loss, temperature=None)
     found = {layer: from_features.measures(from_features.Space(x, x), known, loss) for layer, x in images.items()}
     for layer, x in texts.items():
       space = from_features.Space(x[first], x[first], None if views is None else x[views])

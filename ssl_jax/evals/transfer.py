@@ -170,7 +170,8 @@ class Encoder:
   def logits(self, model: few_shot.Model, variables: Any, source: sources.Source) -> np.ndarray:
     """The logits of an image classifier for all readable images of a source."""
     apply = lambda params, stats, images: model.apply(_both(params, stats), images, False)[0]
-    return self._extract(apply, variables, source)
+    named: dict[str, Any] = dict(what='logits of the few-shot classifier', fix='its training diverged')
+    return self._extract(apply, variables, source, **named)
 
   def features(self, source: sources.Source) -> np.ndarray:
     """Features [n, d] of all readable images of a source."""
@@ -183,7 +184,7 @@ class Encoder:
     images, found = features.squares(source, wanted, features.image_size(self.config))
     return images[found == wanted]  # without the images that replace broken ones
 
-  def _extract(self, apply: Callable, variables: Any, source: sources.Source) -> np.ndarray:
+  def _extract(self, apply: Callable, variables: Any, source: sources.Source, **named: Any) -> np.ndarray:
     mapped = self.devices.map(
       lambda params, stats, images, positions: {'found': apply(params, stats, images)},
       replicated=2,
@@ -192,7 +193,7 @@ class Encoder:
     )
     weights = self.devices.replicate((variables['params'], variables.get('batch_stats', {})))
     sizes: dict[str, Any] = dict(size=features.image_size(self.config), batch_size=self.config.eval.batch_size)
-    return features.extract(mapped, self.devices, weights[0], weights[1], source, **sizes)[0]['found']
+    return features.extract(mapped, self.devices, weights[0], weights[1], source, **sizes, **named)[0]['found']
 
 
 def _both(params: Any, stats: Any) -> dict[str, Any]:

@@ -70,9 +70,9 @@ class Run:
 
   @property
   def identity(self) -> dict[str, Any]:
-    """What a checkpoint must match: the config, the number of training examples, and values of the modality."""
+    """What a checkpoint must match: the config, the training examples, and values of the modality."""
     known = self.config.to_dict()
-    found = {'images': len(self.train), **self.modality.identity(self.train)}
+    found = {'images': len(self.train), 'contents': self.train.contents(), **self.modality.identity(self.train)}
     return {**known, 'data': {**known['data'], **found}}
 
   def initial_state(self) -> State:

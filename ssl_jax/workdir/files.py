@@ -20,7 +20,7 @@ from ssl_jax.workdir import checksums
 
 DEEPEST = 50  # maximum nesting of a JSON file
 LONGEST_NAME = 80  # maximum characters in the name of a default workdir
-FOUND = ('images', 'words')  # keys that `Run.identity` adds to `data` once the data is loaded
+FOUND = ('images', 'contents', 'words')  # keys that `Run.identity` adds to `data` once the data is loaded
 
 
 def default(config_file: str, overrides: Sequence[str] = (), name_of_set: str = '') -> pathlib.Path:
@@ -38,7 +38,7 @@ def default(config_file: str, overrides: Sequence[str] = (), name_of_set: str = 
   full = '_'.join([pathlib.Path(file).stem, *parts])
   name = re.sub(r'[^\w.=+-]+', '-', full, flags=re.ASCII)
   if len(name) > LONGEST_NAME:
-    name = f'{name[: LONGEST_NAME - 9]}-{hashlib.sha256(full.encode()).hexdigest()[:8]}'
+    name = f'{name[: LONGEST_NAME - 9]}-{hashlib.sha256(full.encode(errors="surrogateescape")).hexdigest()[:8]}'
   return pathlib.Path('runs', name)
 
 
@@ -83,23 +83,32 @@ def identity_at(workdir: pathlib.Path, step: int) -> dict:
 
 
 def difference_of(owner: Mapping, found: Mapping, among: Sequence[str] = ()) -> str | None:
-  """`config.difference` of two identities. If `found` lacks the keys `FOUND`, they are not compared."""
-  data = {key: x for key, x in owner['data'].items() if key in found['data'] or key not in FOUND}
-  return difference({**owner, 'data': data}, found, among)
+  """`config.difference` of two identities. The keys `FOUND` are compared only if both have them.
+
+  `contents` is compared only if the number of images is the same, which explains more.
+  """
+  old, new = owner['data'], found['data']
+  hidden = {key for key in FOUND if key not in old or key not in new}
+  hidden |= {'contents'} if old.get('images') != new.get('images') else set()
+  shared = lambda data: {key: x for key, x in data.items() if key not in hidden}
+  return difference({**owner, 'data': shared(old)}, {**found, 'data': shared(new)}, among)
 
 
 def check(workdir: str | os.PathLike, identity: Mapping, *, trains: bool = False) -> pathlib.Path:
   """The absolute path of the workdir, created if needed. Raises a ValueError if this run must not use it.
 
   A workdir belongs to the run that saved its newest checkpoint. Without a checkpoint, any run may use it, except that
-  training is refused next to an evaluation of other weights or features. `identity` is `Run.identity`, or the config
-  as a dict if the data is not loaded.
+  training is refused next to the summary of a run of another config, and next to an evaluation of other weights or
+  features. `identity` is `Run.identity`, or the config as a dict if the data is not loaded.
   """
   folder = pathlib.Path(workdir).expanduser()
   refuse = lambda why: ValueError(f'--workdir={str(workdir)!r} holds {why}: give another directory')
   if (owner := _owner(folder)) is not None:
     if differs := difference_of(owner, identity):
       raise refuse(f'a run of another config ({differs})')
+  elif trains and (folder / 'summary.json').exists() and (folder / 'config.json').exists():
+    if differs := difference_of(read_json(folder / 'config.json'), identity):
+      raise refuse(f'the results of another config ({differs})')
   elif trains and (folder / 'evaluation.json').exists():
     raise refuse('an evaluation of other weights (evaluation.json)')
   return writable(workdir)

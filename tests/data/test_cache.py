@@ -311,6 +311,39 @@ def test_a_second_process_waits_for_the_first(folder, capfd):
   assert passed
 
 
+def test_a_file_that_another_process_replaces_is_whole_again(folder, monkeypatch):
+  """Without locks, another process may begin the file anew while this one still writes it."""
+  monkeypatch.setattr(cache.fcntl, 'flock', raising(OSError('no locks here')))
+  decode, calls = cache._Cache._decode, []
+
+  def replaced(self, missing):
+    decode(self, missing)
+    calls.append(len(missing))
+    if len(calls) == 1:
+      self.file.unlink()
+      np.lib.format.open_memmap(self.file, 'w+', np.uint8, self.shape).flush()
+
+  monkeypatch.setattr(cache._Cache, '_decode', replaced)
+  assert_as_decoded(folder)
+  assert calls == [6, 6]
+
+
+def raising(error):
+  def function(*args):
+    raise error
+
+  return function
+
+
+def test_the_spelling_of_the_path_does_not_matter(folder, monkeypatch):
+  first = resolve.open_split(chosen(folder), 'train').fingerprint()
+  monkeypatch.chdir(folder.parent)
+  for path in ('images', './images', 'images/../images'):
+    assert resolve.open_split(chosen(folder, **{'data.path': path}), 'train').fingerprint() == first
+  monkeypatch.chdir(folder)
+  assert resolve.open_split(chosen(folder, **{'data.path': '.'}), 'train').fingerprint() == first
+
+
 def test_the_variant_of_imagenet100():
   made = imagenet100.get_config('dystress,on_device')
   config.validate(made, base.get_config())

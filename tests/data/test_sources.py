@@ -1,3 +1,4 @@
+import collections
 import gc
 import io
 import os
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
-from ssl_jax.data import classes, embedded, sources, tfds_source
+from ssl_jax.data import classes, embedded, folder_source, resolve, sources, tfds_source
 from tests.helpers import REAL, needs_real_data
 
 
@@ -647,3 +648,44 @@ def test_the_labels_of_a_few_records_are_read_alone(tmp_path):
   np.testing.assert_array_equal(source.labels_of(np.array([3, 4])), [1, 0])
   assert source._labels is None
   assert [source.class_name(label) for label in (1, 7)] == ['dog', 'class 7']
+
+
+# Folders
+
+
+def pictures(root, *names, count=2):
+  for name in names:
+    (root / name).mkdir(parents=True, exist_ok=True)
+    for k in range(count):
+      Image.new('RGB', (8, 8), (10 * k, 0, 0)).save(root / name / f'{k}.png')
+
+
+def folders(root, train='auto'):
+  return resolve.split_names(dict(source='folder', path=str(root), train_split=train, test_split='auto'))
+
+
+def test_a_class_that_is_named_train_is_not_taken_for_the_training_set(tmp_path):
+  pictures(tmp_path, 'bus', 'train', 'truck')
+  with pytest.raises(
+    ValueError, match=r"data.train_split = 'auto' is ambiguous, because .* has train/ and bus/: set it"
+  ):
+    folders(tmp_path)
+  assert folders(tmp_path, '') == {'train_split': '', 'test_split': ''}
+  assert folders(tmp_path, 'train') == {'train_split': 'train', 'test_split': 'train'}
+  pictures(tmp_path / 'other', 'train', 'test')
+  assert folders(tmp_path / 'other') == {'train_split': 'train', 'test_split': 'test'}
+  pictures(tmp_path / 'third', 'train/a', 'extra')
+  assert folders(tmp_path / 'third') == {'train_split': 'train', 'test_split': 'train'}
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path):
+  with pytest.raises(
+    ValueError, match=r'gone cannot be read \(No such file or directory\): make it readable, or remove'
+  ):
+    folder_source._images_in(tmp_path / 'gone', collections.Counter())
+
+
+def test_classes_of_one_image_leave_nothing_to_hold_out():
+  source = sources.Arrays(np.zeros((3, 2, 2, 3), np.uint8), np.arange(3))
+  with pytest.raises(ValueError, match=r'data.held_out = 0.1 leaves no test image, because no class has two images'):
+    sources.held_out(source, 0.1)

@@ -13,7 +13,7 @@ from configs import base
 from ssl_jax import config, train
 from ssl_jax.data import resolve
 from ssl_jax.evals import evaluate, features, from_features, knn, linear, metrics, settings
-from ssl_jax.evals.image_evaluator import ImageEvaluator
+from ssl_jax.evals.image_evaluator import ImageEvaluator, loss_settings
 from ssl_jax.reporting import contact_sheet, figures, neighbors, report, views
 from ssl_jax.run import builder
 from ssl_jax.workdir import metric_log
@@ -389,7 +389,7 @@ def test_measures_take_their_settings_from_the_loss_of_the_run(tmp_path):
   for changes, expected in cases:
     prepared = builder.build(tiny(tmp_path, steps=4, **changes))
     evaluator = ImageEvaluator(prepared)
-    found = evaluator._loss_settings(0, {})
+    found = loss_settings(prepared, 0, {})
     assert (found.alpha, found.t_neg) == expected
     assert found.batch_size == prepared.config.batch_size
   state = prepared.devices.replicate(prepared.initial_state())

@@ -345,5 +345,7 @@ def test_calls_wait_for_earlier_calls():
 def test_a_classifier_that_diverges_has_no_accuracy(prepared):
   parts, state = prepared
   wild = dataclasses.replace(SHORT, epochs=1, milestones=(), learning_rate=float('inf'))
-  with pytest.raises(ValueError, match=r'^features of the logits contain NaN or infinity'):
+  cause = 'contain NaN or infinity: its training diverged at learning rate inf'
+  message = rf'^logits of eval\.finetune {cause}, so lower eval\.finetune_learning_rate'
+  with pytest.raises(ValueError, match=message):
     finetune.finetune(parts(1), state, protocol=wild)
