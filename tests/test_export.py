@@ -264,6 +264,19 @@ def test_the_card_has_results_of_the_exported_features_only(saved, tmp_path):
   assert model_card.read(chosen, tmp_path, 3).results['knn5'] == 50.0
 
 
+def test_the_card_has_results_of_one_protocol(saved, tmp_path):
+  _, chosen, _ = saved
+  write = lambda name, **content: (tmp_path / f'{name}.json').write_text(json.dumps(content))
+  write('summary', steps=3, knn200=84.0, spearman_mean=60.0)
+  write('evaluation', step=3, knn20=70.0, settings={'eval.vote': 'majority'})
+  card = model_card.read(chosen, tmp_path, 3)
+  assert card.results == {'knn20': 70.0, 'spearman_mean': 60.0}
+  assert card.protocol['eval.vote'] == 'majority' and 'split: test\n' in card.head
+  write('evaluation', step=3, knn20=70.0, settings={'eval.data.test_split': 'train[:10%]'})
+  card = model_card.read(chosen, tmp_path, 3)
+  assert card.results == {'knn20': 70.0} and 'split: train[:10%]\n' in card.head
+
+
 def test_the_command_exports_the_same_files(saved, exported, tmp_path, capsys):
   folder, _, _ = saved
   copied = shutil.copytree(folder / 'run', tmp_path / 'run', ignore=shutil.ignore_patterns('export'))

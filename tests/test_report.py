@@ -355,6 +355,19 @@ def test_a_comparison_averages_only_what_all_seeds_of_a_config_have():
   assert row['linear, %'] == '–' and row['knn5, %'].value == 3
 
 
+@pytest.mark.usefixtures('no_files_of_figures')
+def test_a_run_that_is_evaluated_on_another_set(runs, tmp_path):
+  """Its evaluation is in evaluation_NAME.json."""
+  place = shutil.copytree(runs / 'seed0', tmp_path / 'run')
+  config = json.loads((place / 'config.json').read_text())
+  config['eval']['data']['name'] = 'cifar100'
+  (place / 'config.json').write_text(json.dumps(config))
+  for suffix in ('json', 'npz'):
+    (place / f'evaluation.{suffix}').rename(place / f'evaluation_cifar100.{suffix}')
+  text = report.report(place).with_suffix('.md').read_text()
+  assert 'evaluated on cifar100 at step' in text and 'Not evaluated yet' not in text
+
+
 def test_means_over_other_sets_are_left_out():
   runs = {'a': [evaluated(spearman_mean=60.0, spearman_sts12=50.0, spearman_stsb=70.0)]}
   runs['b'] = [evaluated(spearman_mean=69.0, spearman_stsb=69.0)]

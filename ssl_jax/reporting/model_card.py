@@ -43,7 +43,8 @@ class Card(NamedTuple):
 def read(config: ConfigDict, workdir: pathlib.Path, step: int) -> Card:
   """The card of the checkpoint at `step` of the run with this config.
 
-  Results of other steps are left out, and those of other features than the exported ones.
+  Results of other steps are left out, and those of other features than the exported ones. Results of training are left
+  out if the evaluation measured such results in another way, because the card describes one.
   """
   summary = _content(workdir / 'summary.json', metric_log.SUMMARY | {'command': str | None})
   evaluation = _content(workdir / f'{metric_log.evaluation_name(config.eval.data.name)}.json', {'step': int})
@@ -53,13 +54,18 @@ def read(config: ConfigDict, workdir: pathlib.Path, step: int) -> Card:
     if content.get(key) == step:
       own = {**settings, **content.get('settings', {})}
       exported = own['eval.features'] == 'backbone' and not (own['eval.flip'] or own['eval.patches'])
+      changed = {key for key in own if exported and own[key] != settings.get(key)}
+      other_data = any(key.startswith('eval.data.') for key in changed)
+      prefixes = tuple(name for key, names in PROTOCOL.items() if f'eval.{key}' in changed for name in names)
+      results = {} if other_data else {name: x for name, x in results.items() if not name.startswith(prefixes)}
       settings = own if exported else settings
       found = progress.headline(content)
       results |= {name: x for name, x in found.items() if exported or not name.startswith(OF_FEATURES)}
   command = summary.get('command') if summary.get('steps') == step else None
   shown = [key for key, names in PROTOCOL.items() if any(name.startswith(names) for name in results)]
   protocol = {f'eval.{key}': settings[f'eval.{key}'] for key in shown}
-  return Card(results, protocol, command or '', _head(config, results))
+  split = settings['eval.data.test_split'] or config.data.test_split
+  return Card(results, protocol, command or '', _head(config, results, split))
 
 
 def _content(file: pathlib.Path, types: Mapping[str, Any]) -> dict:
@@ -71,10 +77,10 @@ def _content(file: pathlib.Path, types: Mapping[str, Any]) -> dict:
   return content
 
 
-def _head(config: ConfigDict, results: Mapping[str, float]) -> str:
+def _head(config: ConfigDict, results: Mapping[str, float], split: str) -> str:
   """The YAML header of README.md: library, tags, data, and the results in the format of the Hub."""
   data = config.eval.data.name or config.data.name
-  about = {'type': data, 'name': data, 'split': config.eval.data.test_split or config.data.test_split}
+  about = {'type': data, 'name': data, 'split': split}
   classification = 'text-classification' if modality_of(config).name == 'sentences' else 'image-classification'
   metrics: dict[str, list[dict[str, Any]]] = {}  # by task
   for name, value in results.items():

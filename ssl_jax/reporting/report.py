@@ -68,16 +68,19 @@ class FinishedRun:
     config = load('config.json', dict.fromkeys(SECTIONS, dict) | {'seed': int}, (*SECTIONS, 'seed'))
     for section in SECTIONS if config else ():
       check_types(workdir / 'config.json', config[section], {'name': str}, ['name'])
-    evaluation = load('evaluation.json', EVALUATION)
+    other = flatten(config).get('eval.data.name', '')
+    check_types(workdir / 'config.json', {'eval.data.name': other}, {'eval.data.name': str})
+    file = f'{metric_log.evaluation_name(other)}.json'
+    evaluation = load(file, EVALUATION)
     for measures in evaluation.get('measures', {}).values():
-      check_types(workdir / 'evaluation.json', {'measures': measures}, {'measures': dict})
-      check_types(workdir / 'evaluation.json', measures, dict.fromkeys(measures, int | float))
+      check_types(workdir / file, {'measures': measures}, {'measures': dict})
+      check_types(workdir / file, measures, dict.fromkeys(measures, int | float))
     found = cls(
       workdir,
       config=upgrade(config) if config else {},
       summary=metric_log.rename(load('summary.json', metric_log.SUMMARY)),
       evaluation=evaluation,
-      arrays=metric_log.read_arrays(workdir),
+      arrays=metric_log.read_arrays(workdir, other),
       rows=metric_log.read(workdir),
       parent=load(fork.PARENT, {'config': dict, 'parent': dict}, ('config', 'parent')),
     )
@@ -162,7 +165,9 @@ def _lead(run: FinishedRun) -> str:
   if run.fork:
     words.append(f'forked from {run.fork[0]} at step {run.fork[1]:,}')
   if 'step' in run.evaluation:
-    words.append(f'evaluated at step {run.evaluation["step"]:,} (epoch {run.evaluation["epoch"]:.4g}){run.since}')
+    data = flatten(run.config).get('eval.data.name', '')  # another dataset than that of the training
+    on = f' on {data}' if data else ''
+    words.append(f'evaluated{on} at step {run.evaluation["step"]:,} (epoch {run.evaluation["epoch"]:.4g}){run.since}')
   if run.evaluation:
     init = run.config.get('init') if run.evaluation.get('step') == 0 else ''
     weights = 'an untrained encoder' if init == 'random' else f'the weights of {init}'

@@ -84,9 +84,9 @@ def check_history(workdir: pathlib.Path, rows: Sequence[Mapping], step: int) -> 
     files.warn(f'{workdir / "metrics.jsonl"} ends at step {last}, and the run had logged step {step}: rows are lost')
 
 
-def read_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-  """The arrays in evaluation.npz under their current names, or {} if the file does not exist."""
-  file = workdir / 'evaluation.npz'
+def read_arrays(workdir: pathlib.Path, name: str = '') -> dict[str, np.ndarray]:
+  """The arrays in evaluation.npz, or evaluation_NAME.npz, under their current names; {} if there is no such file."""
+  file = workdir / f'{evaluation_name(name)}.npz'
   if not os.path.lexists(file):
     return {}
   try:
