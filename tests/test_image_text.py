@@ -183,6 +183,9 @@ def test_the_evaluation_equals_slow_loops(trained):
   assert found['measures']['pairs']['modality_gap'] == pytest.approx(gap, rel=1e-3)
   assert {'backbone', 'projector', 'text_backbone', 'text_projector', 'pairs'} == found['measures'].keys()
   assert 'alignment' in found['measures']['text_projector'] and 'uniformity' in found['measures']['text_backbone']
+  batch = found['measure_settings']['batch_size']
+  for layer in ('projector', 'text_projector', 'text_backbone'):  # the entropy of a choice among batch - 1 negatives
+    assert 0 < found['measures'][layer]['conditional_entropy'] <= np.log(batch - 1) + 1e-6
   assert len(found['classes']['zero_shot']) == len(embedded.CLASSES)
   assert 0 <= found['linear'] <= 100
 
