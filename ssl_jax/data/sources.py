@@ -51,6 +51,7 @@ class Source:
     self.broken = broken
     self.skipped: set[int] = set()  # positions of broken images found so far (broken='skip')
     self.origin: Source | None = None  # the source from which these images were decoded, if any
+    self.resized = ''  # for arrays of another size: the `contents` before they were resized
     self.paired = False  # whether an example is an image with text; if so, an image without readable text is broken
     self.window = 0  # images that are shuffled together, for sources that are faster to read block by block (0: all)
     self.label = ''  # identifies the dataset, the split and the selected images, as part of a file name
@@ -123,6 +124,8 @@ class Source:
 
     It does not depend on where the data is stored. Runs on other data of the same size are recognized by it.
     """
+    if self.resized:
+      return self.resized
     source = self.origin or self
     chosen = np.linspace(0, len(self) - 1, min(len(self), SAMPLES)).astype(int)
     parts = [] if self.labels is None else [np.asarray(self.labels, '<i8').tobytes()]
@@ -197,7 +200,10 @@ class Source:
     kept = Arrays(images, labels, self.class_names)
     kept.captions, kept.paired = self.captions_of(self.readable()) if self.paired else None, self.paired
     kept.skipped = self.skipped
-    kept.origin = None if isinstance(self, Arrays) else self  # `shared` compares arrays by their pixels
+    if isinstance(self, Arrays):  # `shared` compares arrays by their pixels
+      kept.resized = self.contents()
+    else:
+      kept.origin = self
     return kept
 
   def ready(self, image_size: int) -> bool:

@@ -689,3 +689,16 @@ def test_classes_of_one_image_leave_nothing_to_hold_out():
   source = sources.Arrays(np.zeros((3, 2, 2, 3), np.uint8), np.arange(3))
   with pytest.raises(ValueError, match=r'data.held_out = 0.1 leaves no test image, because no class has two images'):
     sources.held_out(source, 0.1)
+
+
+def test_contents_do_not_depend_on_where_and_how_images_are_stored(tmp_path):
+  pictures(tmp_path / 'one', 'train/a', 'train/b')
+  pictures(tmp_path / 'two', 'train/a', 'train/b')
+  pictures(tmp_path / 'other', 'train/a', 'train/c')
+  data = dict(name='x', source='folder', train_split='train', test_split='train', broken='error')
+  load = lambda name: folder_source.load({**data, 'path': str(tmp_path / name)}, 'train')
+  one, two, other = (load(name) for name in ('one', 'two', 'other'))
+  assert one.contents() == two.contents() == one.in_memory(4).contents() != other.contents()
+  images = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), np.uint8)
+  source, inverse = (sources.Arrays(x, np.arange(6) % 2) for x in (images, 255 - images))
+  assert source.contents() == source.in_memory(4).contents() != inverse.contents()
