@@ -330,6 +330,8 @@ def load(data: Mapping[str, Any], split: str) -> Source:
   if not share or data['train_split'] != data['test_split']:
     return source
   test = held_out(source, share)
+  if split == 'test' and not test.any():
+    raise ValueError(f'data.held_out = {share:g} leaves no test image, because no class has two images: add images')
   return source.subset(np.flatnonzero(test if split == 'test' else ~test))
 
 
@@ -348,8 +350,6 @@ def held_out(source: Source, share: float) -> np.ndarray:
     members = sorted(np.flatnonzero(labels == label), key=lambda k: hashes[k])
     count = min(max(round(share * len(members)), 1), len(members) - 1)
     chosen[members[:count]] = True
-  if not chosen.any():
-    raise ValueError(f'data.held_out = {share:g} leaves no test image, because no class has two images: add images')
   return chosen
 
 

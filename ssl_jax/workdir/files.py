@@ -85,11 +85,11 @@ def identity_at(workdir: pathlib.Path, step: int) -> dict:
 def difference_of(owner: Mapping, found: Mapping, among: Sequence[str] = ()) -> str | None:
   """`config.difference` of two identities. The keys `FOUND` are compared only if both have them.
 
-  `contents` is compared only if the number of images is the same, which explains more.
+  `contents` is compared only if the others are the same, because they explain more.
   """
   old, new = owner['data'], found['data']
   hidden = {key for key in FOUND if key not in old or key not in new}
-  hidden |= {'contents'} if old.get('images') != new.get('images') else set()
+  hidden |= {'contents'} if any(old.get(key) != new.get(key) for key in ('images', 'words')) else set()
   shared = lambda data: {key: x for key, x in data.items() if key not in hidden}
   return difference({**owner, 'data': shared(old)}, {**found, 'data': shared(new)}, among)
 

@@ -685,10 +685,12 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path):
     folder_source._images_in(tmp_path / 'gone', collections.Counter())
 
 
-def test_classes_of_one_image_leave_nothing_to_hold_out():
-  source = sources.Arrays(np.zeros((3, 2, 2, 3), np.uint8), np.arange(3))
+def test_classes_of_one_image_leave_nothing_to_hold_out(tmp_path):
+  pictures(tmp_path, 'a', 'b', count=1)
+  data = dict(name='x', source='folder', path=str(tmp_path), train_split='', test_split='', broken='error', classes='')
+  assert len(sources.load({**data, 'held_out': 0.1}, 'train')) == 2
   with pytest.raises(ValueError, match=r'data.held_out = 0.1 leaves no test image, because no class has two images'):
-    sources.held_out(source, 0.1)
+    sources.load({**data, 'held_out': 0.1}, 'test')
 
 
 def test_contents_do_not_depend_on_where_and_how_images_are_stored(tmp_path):
