@@ -67,10 +67,11 @@ def train(config: ConfigDict, workdir: str) -> dict:
       stack.callback(parent.close)
       parent.check(run, state)
     stack.enter_context(files.locked(workdir))
-    workdir = files.check(workdir, run.identity, trains=True)
+    identity = run.identity  # reads the names of images
+    workdir = files.check(workdir, identity, trains=True)
     files.claim(workdir, config.to_dict())
     keep = config.checkpoint
-    checkpoints = Checkpoints(workdir, run.identity, keep.keep, keep_every=keep.keep_every)
+    checkpoints = Checkpoints(workdir, identity, keep.keep, keep_every=keep.keep_every)
     stack.callback(checkpoints.close)
     if parent:
       parent.hand_over(checkpoints, workdir, state)

@@ -187,7 +187,8 @@ def _paired(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[s
   found = {name: [(reference[seed], run) for seed, run in runs.items() if seed in reference] for name, runs in others}
   found = {name: pairs for name, pairs in found.items() if pairs}
   keys = dict.fromkeys(key for pairs in found.values() for _, run in pairs for key in run.accuracies)
-  keys = [key for key in keys if _comparable(key, differing) and key not in _of_other_sets(groups)]
+  other = _of_other_sets(groups)
+  keys = [key for key in keys if _comparable(key, differing) and key not in other]
   rows: list[list[str | Number]] = []
   for name, pairs in found.items():
     shared = 'seed and start' if all(_same_start(a, b) for a, b in pairs) else 'seed'

@@ -85,7 +85,7 @@ def check_history(workdir: pathlib.Path, rows: Sequence[Mapping], step: int) -> 
 
 
 def read_arrays(workdir: pathlib.Path, name: str = '') -> dict[str, np.ndarray]:
-  """The arrays in evaluation.npz, or evaluation_NAME.npz, under their current names; {} if there is no such file."""
+  """The arrays in evaluation.npz, or evaluation_NAME.npz, under their current names; {} if it does not exist."""
   file = workdir / f'{evaluation_name(name)}.npz'
   if not os.path.lexists(file):
     return {}
