@@ -43,6 +43,6 @@ def parts(config: ConfigDict, axis_name: str | None = None) -> tuple[Method, Cal
   return method, init, lambda seed: update(seed=seed)
 
 
-def random_images(number: int) -> np.ndarray:
-  """-> uint8 [number, 32, 32, 3]"""
-  return np.random.default_rng(0).integers(256, size=(number, 32, 32, 3), dtype=np.uint8)
+def random_images(number: int, size: int = 32) -> np.ndarray:
+  """-> uint8 [number, size, size, 3]"""
+  return np.random.default_rng(0).integers(256, size=(number, size, size, 3), dtype=np.uint8)

@@ -41,6 +41,12 @@ class Block(nn.Module):
     return F.relu(y, inplace=True)
 
 
+def projector(channels: int) -> nn.Module:
+  """SimCLR's projector, to 128 features."""
+  hidden = dict(fc1=nn.Linear(channels, channels, bias=False), bn1=nn.BatchNorm1d(channels), relu=nn.ReLU(True))
+  return nn.Sequential(OrderedDict(hidden, fc2=nn.Linear(channels, 128, bias=False), bn2=nn.BatchNorm1d(128)))
+
+
 def network(width: int = 64) -> nn.Module:
   """ResNet-18 with the CIFAR stem and SimCLR's projector. Module names are the same as ours."""
   encoder = OrderedDict(conv1=nn.Conv2d(3, width, 3, 1, 1, bias=False), bn1=nn.BatchNorm2d(width), relu=nn.ReLU(True))
@@ -51,11 +57,16 @@ def network(width: int = 64) -> nn.Module:
       encoder[f'layer{stage + 1}_{block}'] = Block(channels, width * 2**stage, stride)
       channels = width * 2**stage
   encoder |= dict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
-  projector = OrderedDict(
-    fc1=nn.Linear(channels, channels, bias=False), bn1=nn.BatchNorm1d(channels), relu=nn.ReLU(True)
-  )
-  projector |= dict(fc2=nn.Linear(channels, 128, bias=False), bn2=nn.BatchNorm1d(128))
-  return nn.Sequential(OrderedDict(encoder=nn.Sequential(encoder), projector=nn.Sequential(projector)))
+  return nn.Sequential(OrderedDict(encoder=nn.Sequential(encoder), projector=projector(channels)))
+
+
+def resnet50() -> nn.Module:
+  """torchvision's ResNet-50 with SimCLR's projector. Needs torchvision."""
+  from torchvision import models
+
+  model = models.resnet50()
+  model.fc = projector(model.fc.in_features)
+  return model
 
 
 def named(tree: Mapping, prefix: str = '') -> dict[str, torch.Tensor]:
@@ -85,9 +96,9 @@ class Views(torch.utils.data.Dataset):
     return tuple(self.view(image)) if self.both else (self.view(image), self.view(image))
 
 
-def ready(batch: int, steps: int) -> Callable:
-  """-> a function that returns `steps` batches of both views, [2B, 3, 32, 32], already on the device"""
-  views = torch.randn(2 * batch, 3, 32, 32, device=timing.device()).contiguous(memory_format=torch.channels_last)
+def ready(batch: int, steps: int, size: int) -> Callable:
+  """-> a function that returns `steps` batches of both views, [2B, 3, size, size], already on the device"""
+  views = torch.randn(2 * batch, 3, size, size, device=timing.device()).contiguous(memory_format=torch.channels_last)
   return lambda: itertools.repeat(views, steps)
 
 
@@ -112,15 +123,10 @@ def loader(images: np.ndarray, view: Callable, batch: int, workers: int, both: b
 
 
 def trainer(
-  config: ConfigDict,
-  width: int,
-  batches: Callable,
-  compile: bool = False,
-  contrast: Callable = nt_xent,
-  model: nn.Module | None = None,
+  config: ConfigDict, model: nn.Module, batches: Callable, compile: bool = False, contrast: Callable = nt_xent
 ) -> Callable:
-  """-> a function that trains on all of `batches()` with the settings of the config"""
-  model = (model or network(width)).to(timing.device(), memory_format=torch.channels_last)
+  """-> a function that trains the model on all of `batches()` with the settings of the config"""
+  model = model.to(timing.device(), memory_format=torch.channels_last)
   settings = config.optimizer
   chosen = dict(lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay)
   optimizer = torch.optim.SGD(model.parameters(), **chosen)
@@ -149,4 +155,4 @@ def lightly_trainer(config: ConfigDict, width: int, images: np.ndarray, batch: i
   loss, wide = NTXentLoss(temperature=config.temperature.tau), 8 * width
   model = nn.Sequential(network(width).encoder, SimCLRProjectionHead(wide, wide, 128))
   batches = loader(images, SimCLRTransform(input_size=32, gaussian_blur=0.0), batch, workers, both=True)
-  return trainer(config, width, batches, contrast=lambda z1, z2, tau: loss(z1, z2), model=model)
+  return trainer(config, model, batches, contrast=lambda z1, z2, tau: loss(z1, z2))

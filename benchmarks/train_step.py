@@ -2,6 +2,7 @@
 
   python -m benchmarks.train_step [--quick] [--batch=128] [--workers=16]
   python -m benchmarks.train_step --peers=compile    # torch.compile, separately because it is slow to compile
+  python -m benchmarks.train_step --model=resnet50 --batch=256 --peers=torch    # 224 pixels, torchvision's ResNet-50
 
 Ours augments within the step, on the device. Torch is timed on views that are already on the device, which favors it,
 and on views from the workers of a data loader, as in practice. bfloat16 on a GPU, float32 on a CPU.
@@ -26,6 +27,7 @@ from ssl_jax.run.devices import AXIS, Devices
 from ssl_jax.run.update import scan_update
 
 torch_peers = timing.optional('benchmarks.torch_peers')
+SIZES = {'resnet18_cifar': 32, 'resnet50': 224}  # model -> pixels
 
 
 def ours(config: ConfigDict, images: np.ndarray, steps: int) -> Callable:
@@ -67,34 +69,43 @@ def peers(names: list[str], config: ConfigDict, images: np.ndarray, steps: int, 
   width, batch = config.model.width, config.batch_size
   vision = timing.optional('torchvision.transforms')
   view = image_peers.torchvision_view(vision, vision.ToTensor()) if vision else image_peers.pillow_view
-  trainer = lambda *args, **kwargs: torch_peers.trainer(config, width, *args, **kwargs)
+  small = config.model.name == 'resnet18_cifar'
+  network = lambda: torch_peers.network(width) if small else torch_peers.resnet50()
+  trainer = lambda *args, **kwargs: torch_peers.trainer(config, network(), *args, **kwargs)
+  ready = lambda: torch_peers.ready(batch, steps, config.data.image_size)
   known = {
-    'torch': ('torch, views ready', lambda: trainer(torch_peers.ready(batch, steps))),
-    'compile': ('torch.compile, views ready', lambda: trainer(torch_peers.ready(batch, steps), compile=True)),
-    'loader': (
-      f'torch, {workers} workers, {"torchvision" if vision else "Pillow"} views',
-      lambda: trainer(torch_peers.loader(images, view, batch, workers)),
-    ),
-    'lightly': (
-      f'lightly, {workers} workers',
-      lambda: torch_peers.lightly_trainer(config, width, images, batch, workers),
-    ),
+    'torch': ('torch, views ready', lambda: trainer(ready())),
+    'compile': ('torch.compile, views ready', lambda: trainer(ready(), compile=True)),
   }
+  if small:
+    known |= {
+      'loader': (
+        f'torch, {workers} workers, {"torchvision" if vision else "Pillow"} views',
+        lambda: trainer(torch_peers.loader(images, view, batch, workers)),
+      ),
+      'lightly': (
+        f'lightly, {workers} workers',
+        lambda: torch_peers.lightly_trainer(config, width, images, batch, workers),
+      ),
+    }
   found = {}
   for name in names:
     require_choice('--peers', name, known)
     title, make = known[name]
     if not timing.torch_runs():
       found[title] = timing.WITHOUT_TORCH
-    elif name == 'lightly' and not timing.optional('lightly'):
-      found[title] = 'lightly is not installed'
+    elif not timing.optional(needed := 'lightly' if name == 'lightly' else 'torch' if small else 'torchvision'):
+      found[title] = f'{needed} is not installed'
     else:
       found[title] = make()
   return found
 
 
 def main() -> None:
-  args = timing.arguments(__doc__, batch=128, workers=os.cpu_count(), peers='torch,loader,lightly')
+  args = timing.arguments(
+    __doc__, model='resnet18_cifar', batch=128, workers=os.cpu_count(), peers='torch,loader,lightly'
+  )
+  require_choice('--model', args.model, SIZES)
   timing.compile_as_main()
   steps = 25 if timing.device() == 'cuda' else 1  # per call; on a CPU, steps are dispatched one by one
   width, batch, workers = (8, 32, 0) if args.quick else (64, args.batch, args.workers)
@@ -102,11 +113,15 @@ def main() -> None:
     with jax.enable_x64(True):
       assert_same_step()
   table = timing.Table(__doc__, args.quick, 'images', rounds=5)
-  config = simclr.config_of(f'batch_size={batch}', f'model.width={width}')
-  images = simclr.random_images(max(10_000, steps * batch))
+  size = SIZES[args.model]
+  config = simclr.config_of(
+    f'batch_size={batch}', f'model.width={width}', f'model.name={args.model}', f'data.image_size={size}'
+  )
+  images = simclr.random_images(steps * batch if size > 32 else max(10_000, steps * batch), size)
   calls = {'ssl_jax, views made in the step': ours(config, images, steps)}
-  calls |= peers(args.peers.split(','), config, images[: steps * batch], steps, workers)
-  table.compare(f'{config.dtype}, batch {batch}', calls, items=steps * batch)
+  calls |= peers(args.peers.split(',') if args.peers else [], config, images[: steps * batch], steps, workers)
+  name = '' if args.model == 'resnet18_cifar' else f'{args.model}, '
+  table.compare(f'{name}{config.dtype}, batch {batch}', calls, items=steps * batch)
 
 
 if __name__ == '__main__':
