@@ -154,3 +154,16 @@ def test_processes_with_different_commands_end_in_one_line(tmp_path, other, mess
   assert [child.returncode for child in started] == [1, 1], said
   assert all(re.fullmatch(f'ssl_jax: {message}.*', error.strip()) for _, error in said), said
   assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.slow
+def test_processes_that_see_different_checkpoints_end_in_one_line(undisturbed, tmp_path):
+  """As on hosts without a shared file system: the second process has lost the newest checkpoint."""
+  for name in ('run', 'other'):
+    shutil.copytree(undisturbed / 'run', tmp_path / name)
+  shutil.rmtree(tmp_path / 'other' / 'checkpoints' / str(STEPS))
+  with processes(undisturbed, 2, tmp_path / 'run', other=[f'--workdir={tmp_path / "other"}']) as started:
+    said = [child.communicate(timeout=SECONDS) for child in started]
+  assert [child.returncode for child in started] == [1, 1], said
+  message = f'the step of the newest checkpoint in --workdir, .* = {STEPS} in process 0, but 4 in process 1: '
+  assert all(re.match(f'ssl_jax: {message}', error) and error.count('\n') == 1 for _, error in said), said
