@@ -146,7 +146,7 @@ def options(config: ConfigDict, arg: str, variants: Mapping[str, Mapping[str, An
   for name in (option for option in given if '=' not in option):
     if name not in variants:
       hint = nearest(name, sorted(variants))
-      raise ValueError(f'option {name!r} is neither key=value nor a variant of this config: {hint}')
+      raise ValueError(f'option {name!r} is neither key=value nor a known option of this config: {hint}')
     for key, value in variants[name].items():
       override(config, key, value)
   return overridden(config, [option for option in given if '=' in option])

@@ -268,7 +268,7 @@ def names() -> str:
   parts = [
     ('`method`', rows(methods.METHODS, common)),
     ('`loss`, contrastive', rows(losses.CONTRASTIVE, given)),
-    ('`loss`, without negatives', 'Each method accepts its own: ' + listed(other) + '. See [](losses.md).'),
+    ('`loss`, for single methods', 'Each method accepts its own: ' + listed(other) + '. See [](losses.md).'),
     ('`temperature`', rows(temperature.OF_SIMILARITY | temperature.OF_STEP, clock)),
     ('`model`', listed(models.ENCODERS) + '.'),
     ('`projector`', listed(models.heads.HEADS) + '.'),

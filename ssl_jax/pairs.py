@@ -208,7 +208,7 @@ def with_keys(
   keys, instances = keys.reshape(-1, query.shape[1]), jnp.repeat(own if axis else instances, count)
   if queue is not None:
     if ring:
-      raise ValueError('ring = True takes no queue, which every device has as a whole: leave one of them out')
+      raise ValueError('ring = True takes no queue, because every device has the whole queue: leave one out')
     keys = jnp.concatenate([keys, _prepare(queue, similarity)])
     instances = jnp.concatenate([instances, jnp.full(len(queue), -1)])  # -1: a key of an earlier batch
   return Pairs(pos, *_negatives(query, keys, own, instances, similarity, block, axis_name=axis))

@@ -90,7 +90,7 @@ def _require_type(name: str, value: Any, parameter: inspect.Parameter) -> None:
   elif int in kinds and is_number(value) | isinstance(value, bool):
     require(name, value, is_whole, f'a whole number{_or_none(kinds)}')
   elif str in kinds:
-    require(name, value, lambda x: isinstance(x, str), f'a text{_or_none(kinds)}')
+    require(name, value, lambda x: isinstance(x, str), f'a string{_or_none(kinds)}')
 
 
 def _or_none(kinds: Collection[Any]) -> str:

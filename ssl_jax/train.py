@@ -351,7 +351,7 @@ def _stop_requests() -> Iterator[threading.Event]:
 
   def request(number, frame):
     stop.set()
-    print('saving and stopping after this call; press again to stop immediately', file=sys.stderr, flush=True)
+    print('saving and stopping after this dispatch; interrupt again to stop at once', file=sys.stderr, flush=True)
     signal.signal(number, previous[number])
 
   for number in (signal.SIGINT, signal.SIGTERM):

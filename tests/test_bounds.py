@@ -92,7 +92,7 @@ def test_every_number_of_the_config_has_bounds():
     ({'augment.flip': True}, 'augment.flip = True must be a probability'),
     ({'temperature.tau': 1e-300}, 'temperature.tau = 1e-300 must be a finite number, also in float32'),
     ({'temperature': dict(name='cosine', tau_min=0.1, tau_max=1e300)}, 'temperature.tau_max = 1e+300 must be'),
-    ({'eval.file': '/nonexistent.npz'}, "eval.file = '/nonexistent.npz' has features to evaluate, without a run"),
+    ({'eval.file': '/nonexistent.npz'}, "eval.file = '/nonexistent.npz' is only for --mode=evaluate: leave it out"),
     ({'epochs': 2**31 - 1, 'steps': 0}, 'epochs = 2147483647 of 2 steps must be at most 2147483647 steps'),
   ],
 )

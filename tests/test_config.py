@@ -25,7 +25,7 @@ def test_every_config_and_variant_is_valid(path):
 
 def test_the_method_of_a_config_may_be_named():
   assert config.load('configs/cifar10.py:simclr,dystress') == config.load('configs/cifar10.py:dystress')
-  with pytest.raises(ValueError, match=r"^option 'simclrr' is neither .* nor a variant .*: did you mean 'simclr'"):
+  with pytest.raises(ValueError, match=r"^option 'simclrr' is neither .* nor a known option .*: did you mean 'simclr'"):
     config.load('configs/cifar10.py:simclrr')
 
 

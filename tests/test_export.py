@@ -451,11 +451,11 @@ def without(tensors, name):
     ),
     (
       lambda t: t | {'conv1.weight': t['conv1.weight'].astype(np.int8)},
-      r"has 'conv1.weight' \(int8\), which is not made of finite floats",
+      r"has 'conv1.weight' \(int8\), which must hold only finite floats",
     ),
     (
       lambda t: t | {'bn1.bias': np.full(8, np.nan)},
-      r"has 'bn1.bias' \(float64\), which is not made of finite floats: give another file",
+      r"has 'bn1.bias' \(float64\), which must hold only finite floats: give another file",
     ),
     (
       lambda t: t | {'bn1.running_var': -t['bn1.running_var']},

@@ -482,7 +482,7 @@ def test_without_labels_only_knn_is_refused(tmp_path):
     ({'data.path': 'nowhere.npz'}, "data.path = 'nowhere.npz' must be an .npz file"),
     ({'augment.size': 13}, 'augment.size = 13 must be at most data.image_size = 12'),
     ({'augment.size': 8, 'augment.crop': False}, 'augment.size = 8 needs random crops: set augment.crop=True'),
-    ({'augment_other': dict(size=8)}, 'augment_other.size = 8 is not set here: all views are of augment.size'),
+    ({'augment_other': dict(size=8)}, 'augment_other.size = 8 cannot be set: all views have augment.size'),
     (
       {'imbalance': dict(name='exponential_tail', ratio='a tenth')},
       "imbalance.ratio = 'a tenth' must be the size of the last class",

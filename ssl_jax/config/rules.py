@@ -127,7 +127,7 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
     require(key, value_of(key), holds, must_be)
   for key, value in flat.items():
     if not all(isinstance(x, str | int | float | None) for x in _leaves(value)):
-      raise ValueError(f'{key} = {show(value)} must be a number, a text or a tuple of them, which config.json can hold')
+      raise ValueError(f'{key} = {show(value)} must be a number, a string or a tuple of them, for config.json')
   named = lambda fork: not fork or re.fullmatch(r'.+@\d{1,10}', fork)
   require('fork', config.fork, named, "RUNDIR@STEP, such as runs/cifar10@3900, or '' for a run of its own")
   size = config.data.image_size
@@ -137,7 +137,7 @@ def validate(config: ConfigDict, base: ConfigDict) -> None:
   if config.data.held_out and train != test and 'auto' not in (train, test):
     raise ValueError(
       f'data.held_out = {config.data.held_out} has no effect, because data.train_split = {train!r} and '
-      f'data.test_split = {test!r} differ: set it to 0, or name one split twice'
+      f'data.test_split = {test!r} differ: set it to 0, or use the same split for both'
     )
   _require_memory_of_views(config)
 
@@ -177,7 +177,7 @@ def _validate_keys(config: ConfigDict, base: ConfigDict, prefix: str) -> None:
       require_keys(key, config[key])
       if key != 'augment_other' and 'name' not in config[key]:
         raise ValueError(f'{key} = {show(config[key])} must have a name, such as {show(default)}')
-      require(f'{key}.name', config[key].get('name', ''), lambda name: isinstance(name, str), 'a text')
+      require(f'{key}.name', config[key].get('name', ''), lambda name: isinstance(name, str), 'a string')
     elif isinstance(default, ConfigDict):
       if not isinstance(config[key], ConfigDict):
         raise ValueError(f'config key {prefix + key!r} = {show(config[key])} must be a section')

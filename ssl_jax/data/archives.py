@@ -94,12 +94,12 @@ def _download(archive: Archive, folder: pathlib.Path, names: str) -> pathlib.Pat
   """Downloads an archive unless the folder already has it. `names` lists all archives of the dataset, for errors."""
   file = folder / archive.name
   if file.is_file() and _md5(file) == archive.md5:
-    print(f'{file} is there already')
+    print(f'{file} already exists')
     return file
   folder.mkdir(parents=True, exist_ok=True)
   part = file.with_name(file.name + '.part')
   fix = f'try again, or download it elsewhere and append to this command: {names}'
-  print(f'downloads {archive.url} to {file}')
+  print(f'downloading {archive.url} to {file}')
   columns = (TextColumn(archive.name), DownloadColumn(), TimeRemainingColumn())
   try:
     with urllib.request.urlopen(archive.url, timeout=TIMEOUT) as answer, Progress(*columns) as progress:

@@ -25,7 +25,7 @@ def load(data: Mapping[str, Any], split: str) -> Arrays:
       f'(labels are optional, pickled objects are rejected): {one_line(error)}'
     ) from error
   if class_names and not (isinstance(class_names, list) and all(isinstance(name, str) for name in class_names)):
-    raise ValueError(f'class_names of {path} must be a list of texts, one for each class')
+    raise ValueError(f'class_names of {path} must be a list of strings, one for each class')
   name = f'{prefix}_images of {path}'
   if images.dtype != np.uint8:
     raise ValueError(f'{name} has dtype {images.dtype}: store uint8 from 0 to 255')

@@ -263,7 +263,7 @@ def _labels(
   if values.dtype == object:
     kinds = {type(value) for value in values}
     if len(kinds - {type(None)}) > 1:
-      raise ValueError(f'column {column!r} of data.{split}_split has numbers and texts: write one type into all files')
+      raise ValueError(f'column {column!r} of data.{split}_split has numbers and strings: use one type in all files')
     if kinds != {str}:
       return without_labels(sum(value is None for value in values), len(values))
     names = sorted(set(values) | _names_of_other(data, split, column))
@@ -275,7 +275,7 @@ def _labels(
   reject_gaps(f'column {column!r} of data.{split}_split', values)
   if names and (largest := int(values.max())) >= len(names):
     raise ValueError(
-      f'column {column!r} of data.{split}_split reaches {largest}, but names {len(names)} classes: name each'
+      f'column {column!r} of data.{split}_split has label {largest}, but {len(names)} class names: name all classes'
     )
   return values.astype(np.int32), names
 

@@ -69,7 +69,7 @@ def _prepare_tfds(name: str, root: pathlib.Path, given: Sequence[str], any_md5: 
   if (info := folder / 'dataset_info.json').exists():
     if '"array_record"' not in info.read_text():
       raise ValueError(
-        f'{folder} holds the set in another format than array_record: give another folder, --config.data.path=DIR'
+        f'{folder} holds the set in a format other than array_record: give another folder, --config.data.path=DIR'
       )
     print(f'{name} is prepared in {folder} already')
     return folder

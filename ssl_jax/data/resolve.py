@@ -54,7 +54,9 @@ def open_split(config: ConfigDict, split: str, data: Mapping[str, Any] | None = 
     return source
   if source.labels is None:
     name, held = config.imbalance.name, config.data[f'{split}_split']
-    raise ValueError(f'imbalance.name = {name!r} needs labels, but data.{split}_split = {held!r} has none: set none')
+    raise ValueError(
+      f'imbalance.name = {name!r} needs labels, but data.{split}_split = {held!r} has none: set imbalance.name=none'
+    )
   return source.subset(rule(source.labels))
 
 

@@ -218,7 +218,7 @@ def parse(text: bytes) -> Mapping[str, Any]:
   except RecursionError:
     raise ValueError('nested too deep') from None
   if not isinstance(known, dict):
-    raise ValueError('no mapping')
+    raise ValueError('not a JSON object')
   return known
 
 

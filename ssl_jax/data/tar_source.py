@@ -123,7 +123,7 @@ def _indices(files: Sequence[Shard]) -> list[Index]:
   with ThreadPoolExecutor(4 * THREADS) as pool:  # the threads mostly wait for storage
     stored = list(pool.map(tar_index.stored, files))
     if missing := stored.count(None):
-      print(f'scans {missing:,} shards, once: {os.path.dirname(files[0].path)}', file=sys.stderr, flush=True)
+      print(f'scanning {missing:,} shards, once: {os.path.dirname(files[0].path)}', file=sys.stderr, flush=True)
     return list(pool.map(lambda file, index: index or tar_index.make(file), files, stored))
 
 

@@ -24,7 +24,7 @@ class Tokenizer(Vocabulary):
         f'data.vocabulary: {where} has {len(self):,} pieces: give one with at most {LARGEST_VOCABULARY:,}'
       )
     if PAD in self._rules.encode('a').ids:
-      raise ValueError(f'data.vocabulary: {where} has {self.pieces[PAD]!r} as number {PAD}, which is for padding')
+      raise ValueError(f'data.vocabulary: {where} has {self.pieces[PAD]!r} as token {PAD}, which must be the padding')
 
   @classmethod
   def read(cls, path: str | os.PathLike[str]) -> 'Tokenizer':

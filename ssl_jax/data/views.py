@@ -31,7 +31,7 @@ def augment_settings(config: ConfigDict) -> tuple[dict[str, Any], dict[str, Any]
   require_choice('augment.name', name, augment.PRESETS)
   if 'size' in config.augment_other:
     raise ValueError(
-      f'augment_other.size = {show(config.augment_other["size"])} is not set here: all views are of augment.size'
+      f'augment_other.size = {show(config.augment_other["size"])} cannot be set: all views have augment.size'
     )
   settings = augment.validate(augment.PRESETS[name] | changes)
   largest = config.data.image_size

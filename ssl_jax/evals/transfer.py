@@ -132,7 +132,7 @@ def open_set(target: Target) -> Opened:
   if several != (target.metric == 'map'):
     fix = 'append :map' if several else 'append :accuracy'
     labels = 'several labels per image' if several else 'one label per image'
-    raise ValueError(f'transfer to {target.name!r}: it has {labels}, which metric {target.metric!r} is not for: {fix}')
+    raise ValueError(f'transfer to {target.name!r}: metric {target.metric!r} does not apply to {labels}: {fix}')
   if target.metric == 'roc_auc' and opened.classes != 2:
     raise ValueError(f'transfer to {target.name!r}: roc_auc is for two classes, and it has {opened.classes}')
   return opened

@@ -59,7 +59,8 @@ class ISogCLR(Method):
   τ <- clip(τ - tau_rate · u, tau_min, tau_max), where u is a moving average (with momentum `tau_momentum`) of the
   derivative of the image's loss with respect to τ. Images with many similar images get high temperatures, rare images
   low ones. All temperatures start at `tau_start`. With `tau_rate` 0 they stay there, which is SogCLR (Yuan et al. 2022)
-  up to the factor τ of its loss. The defaults are those of the authors' library.
+  up to the factor τ of its loss. `momentum` is the weight of the old average in `robust_contrastive`. The defaults are
+  those of the authors' library.
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'robust_contrastive': robust_contrastive}

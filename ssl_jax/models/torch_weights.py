@@ -114,7 +114,7 @@ def load(path: str | os.PathLike[str], encoder: Encoder, size: int) -> dict[str,
     with np.errstate(over='ignore'):
       kept = value.astype(np.float32)
     if not jnp.issubdtype(value.dtype, jnp.floating) or not np.isfinite(kept).all():
-      raise ValueError(f'{key} has {name!r} ({value.dtype}), which is not made of finite floats: give another file')
+      raise ValueError(f'{key} has {name!r} ({value.dtype}), which must hold only finite floats: give another file')
     if place[-1] == 'var' and (kept < 0).any():
       raise ValueError(f'{key} has negative values in the variance {name!r}: give another file')
     found[place] = np.ascontiguousarray(kept.transpose(np.argsort(axes)))

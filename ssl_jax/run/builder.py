@@ -165,7 +165,7 @@ def build(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -> 
       f'batch_size = {config.batch_size} must be divisible by the {count} devices: try {near}, or set parallel.devices'
     )
   if config.eval.file:
-    raise ValueError(f'eval.file = {config.eval.file!r} has features to evaluate, without a run: leave it out here')
+    raise ValueError(f'eval.file = {config.eval.file!r} is only for --mode=evaluate: leave it out')
   views = modality.views(config, on_device=True)
   resolve.eval_data(config)
   parts = methods.parts(config, AXIS)

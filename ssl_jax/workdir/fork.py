@@ -81,7 +81,7 @@ class Parent:
         shown = ' here, '.join(str(list(x[path])) if path in x else 'missing' for x in (here, there))
         raise self._refused(
           f'the state differs ({path}: {shown} there): keep the model, projector, method, optimizer.name, ema and '
-          'online_probe of the parent, and the parameters that have arrays'
+          'online_probe of the parent, and whether a temperature or loss parameter is learned'
         )
 
   def hand_over(self, to: Checkpoints, workdir: pathlib.Path, like: State) -> None:

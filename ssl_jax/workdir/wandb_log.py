@@ -41,7 +41,7 @@ class WandbRun:
       )
     except wandb.errors.Error as error:
       raise ValueError(
-        f'log.wandb = {project!r} cannot be used ({files.reason(error)}): wandb login, or WANDB_MODE=offline'
+        f'log.wandb = {project!r} cannot be used ({files.reason(error)}): run `wandb login`, or set WANDB_MODE=offline'
       ) from error
     file.parent.mkdir(exist_ok=True)  # missing if WANDB_DIR is set
     files.write_text(file, f'{self.run.id}\n')
@@ -56,5 +56,5 @@ class WandbRun:
 def _read_id(file: pathlib.Path) -> str:
   found = files.read_bytes(file).decode(errors='replace').strip()
   if not re.fullmatch(r'[\w-]{1,128}', found, re.ASCII):
-    raise ValueError(f'{file} has no id of a run of W&B: remove it, and a new run begins')
+    raise ValueError(f'{file} has no valid W&B run id: remove it to start a new W&B run')
   return found

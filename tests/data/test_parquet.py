@@ -105,7 +105,7 @@ def test_files_with_other_types_are_refused(tmp_path):
   write(tmp_path / 'train-1.parquet', {'image': ['a', 'b', 'c'], 'label': [0, 1, 2]})
   fails(r"train-1\.parquet: column 'image' is of type string, which does not fit the image", config(tmp_path))
   write(tmp_path / 'train-1.parquet', {'image': plain, 'label': ['cat', 'dog', 'owl']})
-  fails("column 'label' of data.train_split has numbers and texts: write one type", config(tmp_path))
+  fails("column 'label' of data.train_split has numbers and strings: use one type", config(tmp_path))
   twice = pa.table([plain, [0, 1, 2], [0, 1, 2]], names=['image', 'label', 'label'])
   pq.write_table(twice, tmp_path / 'train-1.parquet')
   fails(r"train-1\.parquet has several columns 'label': give each its own name", config(tmp_path))
@@ -127,7 +127,7 @@ def test_class_numbers_with_large_gaps_or_without_a_name_are_refused(tmp_path):
     fails(f'train_split: classes up to {largest:,}, but only 2 occur; number the classes from 0', config(tmp_path))
   named = {'label': {'names': ['cat', 'dog'], '_type': 'ClassLabel'}}
   write(tmp_path / 'train.parquet', {'image': images(range(2)), 'label': [0, 2]}, features=named)
-  fails("column 'label' of data.train_split reaches 2, but names 2 classes: ", config(tmp_path))
+  fails("column 'label' of data.train_split has label 2, but 2 class names: ", config(tmp_path))
 
 
 def test_class_names_are_those_of_both_splits(tmp_path):

@@ -269,8 +269,8 @@ def test_archives_are_downloaded_once_and_checked(tmp_path, monkeypatch, capsys)
   capsys.readouterr()
   prepare.prepare(section('svhn_cropped', tmp_path))
   said = capsys.readouterr().out
-  assert f'{tmp_path}/downloads/train_32x32.mat is there already' in said.replace('\n', '')
-  assert f'downloads {paths[1].as_uri()} to' in said
+  assert f'{tmp_path}/downloads/train_32x32.mat already exists' in said.replace('\n', '')
+  assert f'downloading {paths[1].as_uri()} to' in said
   check('svhn_cropped', tmp_path, splits)
 
 
@@ -348,7 +348,7 @@ def test_a_set_in_another_format_or_without_archives_is_refused(tmp_path):
   folder = prepare.prepare(section('cifar10', tmp_path), [str(path)], any_md5=True)
   info = folder / 'dataset_info.json'
   info.write_text(info.read_text().replace('array_record', 'tfrecord'))
-  with pytest.raises(ValueError, match=r'in another format than array_record: give another folder'):
+  with pytest.raises(ValueError, match=r'in a format other than array_record: give another folder'):
     prepare.prepare(section('cifar10', tmp_path))
   for changes in ({'name': 'mnist'}, {'source': 'folder'}, {'source': 'embedded'}):
     with pytest.raises(ValueError, match=r'is not a set that --mode=prepare knows: use the config of one of cifar10, '):

@@ -369,7 +369,7 @@ def test_only_regular_files_are_shards(tmp_path):
 def test_the_index_is_stored_and_renewed_when_the_shard_changes(tmp_path, monkeypatch, capsys):
   data = pairs(tmp_path)
   first = sources.load(data, 'train')
-  assert 'scans 3 shards, once' in capsys.readouterr().err
+  assert 'scanning 3 shards, once' in capsys.readouterr().err
   assert sorted(file.name for file in (tmp_path / '.index').iterdir()) == [f'train-000{k}.tar.npz' for k in range(3)]
   with monkeypatch.context() as patched:
     patched.setattr(tar_index, 'scan', lambda shard: pytest.fail('scanned again'))

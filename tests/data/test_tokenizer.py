@@ -93,7 +93,7 @@ def test_wrong_files_are_refused(tmp_path, monkeypatch):
   file.write_bytes(b'\xff')
   with pytest.raises(ValueError, match='cannot be read'):
     sentences.Vocabulary.read(file)
-  with pytest.raises(ValueError, match="has 'a' as number 0, which is for padding"):
+  with pytest.raises(ValueError, match="has 'a' as token 0, which must be the padding"):
     Tokenizer.read(clip(file, first='a'))
   clip(file)
   monkeypatch.setitem(sys.modules, 'tokenizers', None)

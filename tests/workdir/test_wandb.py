@@ -126,7 +126,7 @@ def test_a_missing_package_is_one_line_before_anything_is_loaded(tmp_path, monke
 def test_a_damaged_id_is_one_line(tmp_path, content):
   (tmp_path / 'wandb').mkdir()
   (tmp_path / 'wandb' / 'run_id').write_bytes(content)
-  with pytest.raises(ValueError, match=r'run_id has no id of a run of W&B: remove it, and a new run begins$'):
+  with pytest.raises(ValueError, match=r'run_id has no valid W&B run id: remove it to start a new W&B run$'):
     wandb_log.WandbRun(tmp_path, 3, 'shapes')
 
 
@@ -136,7 +136,8 @@ def test_without_an_account_the_fix_is_named(tmp_path, monkeypatch):
 
   monkeypatch.setattr(wandb, 'init', init)
   (tmp_path / 'config.json').write_text('{}')
-  message = r"^log\.wandb = 'shapes' cannot be used \(No API key configured\.\): wandb login, or WANDB_MODE=offline$"
+  message = r"^log\.wandb = 'shapes' cannot be used \(No API key configured\.\): "
+  message += r'run `wandb login`, or set WANDB_MODE=offline$'
   with pytest.raises(ValueError, match=message):
     wandb_log.WandbRun(tmp_path, 0, 'shapes')
 
