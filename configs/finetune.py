@@ -35,7 +35,7 @@ VARIANTS = {
   # Class folders: adenocarcinoma, adenoma, normal and serrated. The paper lists the weights in another order: normal,
   # serrated, adenocarcinoma and adenoma.
   'chaoyang': folder('chaoyang', **{'eval.class_weights': (1.0, 2.114, 1.264, 1.667)}),
-  # No class weights: all classes have the same number of training images, so the default weights are 1.
+  # No class weights.
   'cifar10': {'data.name': 'cifar10'},
   'cifar100': {'data.name': 'cifar100'},
   'flowers': {'data.name': 'oxford_flowers102'},

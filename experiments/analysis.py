@@ -7,6 +7,7 @@ equation (Fig. 2), and the penalty on a negative against its similarity (Wang & 
 """
 
 import argparse
+import itertools
 import math
 import pathlib
 
@@ -17,10 +18,12 @@ from ssl_jax import losses, temperature
 from ssl_jax.reporting import figures
 
 FOLDER = pathlib.Path(__file__).parent / 'figures'
-RANGES = ((0.07, 0.1), (0.07, 0.2), (0.1, 0.2), (0.07, 0.5))  # (tau_min, tau_max), DySTreSS Table 14
+# (tau_min, tau_max) of DySTreSS Table 14 and, the last two, of A.3
+RANGES = ((0.07, 0.1), (0.07, 0.2), (0.1, 0.2), (0.07, 0.5), (0.2, 0.5), (0.2, 0.2))
 SHIFTS = ((0.0, 0.5), (0.2, 0.6), (0.4, 0.7), (-0.2, 0.6), (-0.4, 0.7))  # (shift, scale), DySTreSS Table 15
-# (delta K, tau_max). At s = −1 the slope is negative only if delta K < exp(−1 / tau_max) / tau_max (Eq. 13).
-SOLUTIONS = ((0.005, 0.2), (0.02, 0.2), (0.03, 0.2), (0.05, 0.5), (0.15, 0.5), (0.25, 0.5))
+# (delta K, tau_max); tau_max gives the integral constant. At s = −1 the slope is negative only if
+# delta K < exp(−1 / tau_max) / tau_max (Eq. 13).
+SOLUTIONS = (*itertools.product((0.005, 0.03), (0.2, 0.3, 0.5)), (0.15, 0.5), (0.25, 0.5))
 TEMPERATURES = (0.07, 0.1, 0.2, 0.3, 0.5, 1.0)
 POINTS = 401
 

@@ -108,7 +108,7 @@ RULES: dict[str, Rule] = {
   'eval.finetune_learning_rate': _above(0, _RATE),
   'eval.class_weights': (
     lambda w: all(in_float32(x) and 0 < x <= _RATE for x in w),
-    'positive numbers, one per class, such as (1.0, 2.45), or () for weights inverse to the size of a class',
+    'positive numbers, one per class, such as (1.0, 2.45), or () for no weights',
   ),
   'eval.views': _from(2, 64),
   'eval.view_images': _from(2, _STEPS),

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from ssl_jax.arrays import cross_entropy
 from ssl_jax.data import pipeline
 from ssl_jax.data.resolve import fits, stored_size
-from ssl_jax.data.views import host_batches, image_views
+from ssl_jax.data.views import augment_settings, host_batches, image_views
 from ssl_jax.evals import check, features, linear
 from ssl_jax.evals.scoring import classes_before, mean_and_spread, percent
 from ssl_jax.registry import require, require_choice
@@ -32,9 +32,9 @@ from ssl_jax.run.update import example_keys, scan_update
 
 @dataclasses.dataclass(frozen=True)
 class FineTuning(linear.Protocol):
-  """How the encoder and a linear classifier are trained together, with class weights."""
+  """How the encoder and a linear classifier are trained together."""
 
-  class_weights: tuple[float, ...] = ()  # one per class; (): those of the function `class_weights`
+  class_weights: tuple[float, ...] = ()  # one per class; (): all 1
 
 
 # DySTreSS A.2. Momentum 0.9, no weight decay, and a softmax also for two classes are our choices.
@@ -69,21 +69,17 @@ def chosen_labels(labels: np.ndarray, which: str, seed: int) -> np.ndarray:
   return np.sort(np.concatenate(chosen))
 
 
-def class_weights(labels: np.ndarray, classes: int) -> np.ndarray:
-  """n / (classes that occur · n_c): equal weight per class, mean weight 1 per example.  [n] -> [classes]"""
-  counts = np.bincount(labels, minlength=classes)
-  return np.where(counts > 0, len(labels) / (np.maximum(counts, 1) * np.sum(counts > 0)), 0).astype(np.float32)
-
-
 def require_weights(weights: Sequence[float], classes: int) -> None:
   """Raises a ValueError if class weights are given, but not one for each class."""
   holds = lambda given: len(given) in (0, classes)
   require('eval.class_weights', tuple(weights), holds, f'one number for each of the {classes} classes, or ()')
 
 
-def _plain(config: ConfigDict) -> ConfigDict:
+def _plain(config: ConfigDict, crop_scale: tuple[float, float] | None = None) -> ConfigDict:
   """The config of the run, with its augmentation reduced to crops of `data.image_size` and flips."""
   plain = ConfigDict(config.to_dict())
+  if crop_scale:
+    plain.augment.crop_scale = crop_scale
   plain.augment.update({name: 0.0 for name in ALL_BUT_CROP_AND_FLIP})
   if 'size' in plain.augment:
     del plain.augment['size']
@@ -92,8 +88,8 @@ def _plain(config: ConfigDict) -> ConfigDict:
 
 
 def _crops_and_flips(config: ConfigDict, on_device: bool) -> Callable:
-  """The augmentation of `_plain`. The host crops images that are not on the device."""
-  return image_views(_plain(config), on_device).training[0]
+  """The augmentation of a `_plain` config. The host crops images that are not on the device."""
+  return image_views(config, on_device).training[0]
 
 
 def evaluate(run: Run, state: State) -> dict:
@@ -177,9 +173,8 @@ def finetune(
   Args:
     labels: one of `LABELS`.
     protocol: optimizer, learning rate, batch size and epochs; those of linear classifiers are in `linear.PROTOCOLS`.
-    frozen: whether only the linear classifier is trained, without class weights. Its inputs are centered and scaled as
-      in `linear`, with the statistics of the images whose labels are used. Otherwise, the encoder is trained too, with
-      class weights.
+    frozen: whether only the linear classifier is trained. Its inputs are centered and scaled as in `linear`, with the
+      statistics of the images whose labels are used. Otherwise, the encoder is trained, too.
     seeds: for the choice of labels, the initial classifier, the order of images and the augmentation.
 
   Returns:
@@ -197,6 +192,7 @@ def finetune(
   settings |= {'images': images, 'classes': int(train_labels.max()) + 1, 'encoder': run.config.model.name}
   batch, scale = _batch(protocol, images, len(run.devices.devices))
   settings |= dataclasses.asdict(protocol) | {'batch': batch, 'learning_rate_scale': scale}
+  settings['crop_scale'] = augment_settings(_plain(run.config, protocol.crop_scale))[0]['crop_scale']
   return {'top1': mean, 'top1_std': std, 'top1_seeds': top1, 'top5': mean_and_spread(top5)[0], **settings}
 
 
@@ -227,7 +223,8 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed
   """Trains a classifier. Returns it and its state (parameters, running statistics, ...) on the devices."""
   config, devices = run.config, run.devices
   in_memory = source.ready(stored_size(config)) and fits(config, source)
-  augment = _crops_and_flips(config, in_memory)
+  cropped = dataclasses.replace(run, config=_plain(config, protocol.crop_scale))
+  augment = _crops_and_flips(cropped.config, in_memory)
   evaluated, statistics = state.evaluated
   encoder, stats = evaluated['network']['encoder'], statistics.get('encoder', {})
   variables = {'params': encoder, 'batch_stats': stats}
@@ -241,14 +238,13 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed
     direction = _on_head(direction)
   given = protocol.class_weights if isinstance(protocol, FineTuning) else ()
   require_weights(given, classes)
-  weights = np.asarray(given or class_weights(labels, classes), np.float32)
-  weights = jnp.ones(classes) if frozen else jnp.asarray(weights)
+  weights = jnp.asarray(given or (1.0,) * classes, jnp.float32)
   update = model.update(direction, augment, jnp.asarray(labels), weights, seed)
   opt = jax.device_get(direction.init(model.trained(params)))
   fitted = devices.replicate(dict(params=params, stats=stats, opt=opt, step=np.int32(0), learning_rate=np.float32(0)))
   batch, scale = _batch(protocol, len(source), len(devices.devices))
   rates = [protocol.learning_rate * factor * scale for factor in protocol.factors()]
-  with (_device_epochs if in_memory else _host_epochs)(run, source, update, batch, len(rates), seed) as train:
+  with (_device_epochs if in_memory else _host_epochs)(cropped, source, update, batch, len(rates), seed) as train:
     for epoch, rate in enumerate(rates):
       fitted = train(fitted | dict(learning_rate=devices.replicate(np.float32(rate))), epoch)
   return model, fitted
@@ -312,7 +308,7 @@ def _host_epochs(run: Run, source, update, batch, epochs, seed):
   """Like `_device_epochs`, for images that the host decodes and crops a few batches ahead."""
   devices, steps = run.devices, len(source) // batch
   one = _in_turn(devices.map(update, replicated=1, sharded=2, donate=(0,)))
-  host = host_batches(_plain(run.config), source, seed, batch, views=1, total_steps=epochs * steps)
+  host = host_batches(run.config, source, seed, batch, views=1, total_steps=epochs * steps)
   with contextlib.closing(host):
     ahead = pipeline.prefetch(host, lambda read: devices.shard((read['images'][0][:, 0], read['index'])))
 

@@ -24,7 +24,7 @@ from ssl_jax.run.optimizers import for_strict_promotion
 HIGHEST = jax.lax.Precision.HIGHEST
 
 # The smallest number of steps per epoch. On datasets smaller than those of the papers, the batch size is reduced.
-STEPS_PER_EPOCH = 40
+STEPS_PER_EPOCH = 28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Protocol:
   milestones: tuple[int, ...] | None = None  # epochs at which the rate is multiplied by `factor`; None: cosine decay
   factor: float = 1.0
   scale: str = 'norm'  # which mean square is scaled to 1: that of the 'norm', of a 'coordinate', or 'none'
+  crop_scale: tuple[float, float] | None = None  # of random crops (`finetune` only); None: that of the run
+
+  def settings(self) -> dict:
+    """The settings of a classifier without augmentation."""
+    return {name: value for name, value in dataclasses.asdict(self).items() if name != 'crop_scale'}
 
   def factors(self) -> np.ndarray:
     """The factor of the learning rate in each epoch.  -> [epochs]"""
@@ -57,15 +62,19 @@ class Protocol:
     return optax.chain(optax.masked(ratio, {'kernel': True, 'bias': False}), optax.trace(0.9))
 
 
+# torchvision's default range of crops, as in the code of He et al. 2020, of Chen & He 2021, and of lightly
+CROPS = (0.08, 1.0)
 PROTOCOLS = {
   'behaviour': Protocol('Wang & Liu 2021, 5.1 (batch size: CACR)', 'sgd', 30.0, 256, 100, (40, 60, 80), 0.2),
   'cacr_small': Protocol('CACR, App. C.1', 'adam', 1e-3, 128, 100, (60, 80), 0.2, scale='coordinate'),
   'cacr_small_as_is': Protocol('CACR, App. C.1', 'adam', 1e-3, 128, 100, (60, 80), 0.2, scale='none'),
-  'cacr_large': Protocol('CACR, App. C.2', 'sgd', 30.0, 256, 100, (60, 80), 0.1),
+  'cacr_large': Protocol('CACR, App. C.2', 'sgd', 30.0, 256, 100, (60, 80), 0.1, crop_scale=CROPS),
   'balanced_cifar': Protocol('Lee 2025, A.4.1', 'sgd', 30.0, 256, 90),
-  'dystress_imagenet': Protocol("lightly's benchmark, used by DySTreSS 5.2", 'sgd', 0.1, 256, 90, scale='none'),
+  'dystress_imagenet': Protocol(
+    "lightly's benchmark, used by DySTreSS 5.2", 'sgd', 0.1, 256, 90, scale='none', crop_scale=CROPS
+  ),
   'imagenet_lars': Protocol(
-    'Lee 2025, A.3.1 (learning rate: Chen & He 2021)', 'lars', 1.6, 4096, 90, scale='coordinate'
+    'Lee 2025, A.3.1 (learning rate: Chen & He 2021)', 'lars', 1.6, 4096, 90, scale='coordinate', crop_scale=CROPS
   ),
 }
 
@@ -243,7 +252,7 @@ def fit(
     sweep = dict(zip(rates, accuracy.tolist(), strict=True))
     rates = [rates[int(accuracy.argmax())]]
   batch, scale = _batch(protocol, len(train_x))
-  report = {'protocol': name, **dataclasses.asdict(protocol), 'batch': batch, 'learning_rate': rates[0]}
+  report = {'protocol': name, **protocol.settings(), 'batch': batch, 'learning_rate': rates[0]}
   report |= {'learning_rate_scale': scale, 'held_out_top1': sweep, 'seeds': seeds}
   return _result(report, train(train_x, train_y, rates), test_x, test_y)
 

@@ -72,14 +72,6 @@ def test_impossible_choices_of_labels_are_refused():
     finetune.chosen_labels(np.arange(4), '20%', seed=0)
 
 
-def test_class_weights_make_classes_equal():
-  labels = np.repeat([0, 1, 3], [60, 30, 10])
-  weights = finetune.class_weights(labels, 4)
-  assert weights[2] == 0
-  np.testing.assert_allclose((weights * np.bincount(labels, minlength=4))[[0, 1, 3]], 100 / 3, rtol=1e-6)
-  assert weights[labels].mean() == pytest.approx(1)
-
-
 def test_the_schedule_is_that_of_dystress():
   rates = finetune.FULL.learning_rate * finetune.FULL.factors()
   np.testing.assert_allclose(rates[[0, 29, 30, 39, 40, 49]], [0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
@@ -119,6 +111,24 @@ def test_images_cropped_by_the_host_are_not_cropped_again(tmp_path, monkeypatch)
   monkeypatch.setattr(finetune, '_host_epochs', lambda *given: contextlib.nullcontext(lambda state, epoch: state))
   fit(((lambda devices: chosen), chosen.initial_state()), 1, SHORT, frozen=False)
   np.testing.assert_allclose(seen[0](jax.random.key(0), image), chosen.views.shown(image), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('on_device', ['yes', 'no'])
+def test_a_protocol_may_have_its_own_crops(tmp_path, monkeypatch, on_device):
+  """Those of pretraining are larger than those of the linear classifiers of MoCo's code."""
+  chosen = builder.build(tiny(tmp_path, **{'data.on_device': on_device, 'augment.crop_scale': (0.2, 1.0)}))
+  seen, views, batches = [], finetune.image_views, finetune.host_batches
+  note = lambda config: seen.append(tuple(config.augment.crop_scale))
+  monkeypatch.setattr(finetune, 'image_views', lambda config, on_device: note(config) or views(config, on_device))
+  monkeypatch.setattr(
+    finetune, 'host_batches', lambda config, *rest, **kw: note(config) or batches(config, *rest, **kw)
+  )
+  for crops, expected in ((None, (0.2, 1.0)), ((0.08, 1.0), (0.08, 1.0))):
+    seen.clear()
+    protocol = dataclasses.replace(SHORT, epochs=1, crop_scale=crops)
+    found = finetune.finetune(chosen, chosen.initial_state(), protocol=protocol, frozen=True)
+    assert tuple(found['crop_scale']) == expected
+    assert seen == [expected] * (1 if on_device == 'yes' else 2)
 
 
 def test_images_of_another_stored_size_are_cropped_on_the_device(tmp_path, monkeypatch):
@@ -222,11 +232,13 @@ def test_without_augmentation_a_frozen_step_equals_the_formula(prepared, unaugme
   np.testing.assert_allclose(params['head']['bias'], -2.0 * error.mean(axis=0), rtol=1e-3, atol=1e-5)
 
 
-def test_fine_tuning_minimises_the_mean_loss_of_the_classes(prepared, unaugmented):
+def test_with_weights_inverse_to_its_size_each_class_counts_the_same(prepared, unaugmented):
   """Two full batches of unequal classes, the second at a tenth of the learning rate; momentum 0.9 on all weights."""
   chosen, state = unaugmented
   kept = np.flatnonzero(np.arange(64) // 4 < np.array([16, 8, 4, 2])[chosen.train.labels])
-  found, _ = fit(prepared, 1, linear.Protocol('', 'sgd', 0.5, 30, 2, (1,), 0.1), frozen=False, images=kept)
+  weights = tuple(30 / (4 * n) for n in (16, 8, 4, 2))
+  protocol = finetune.FineTuning('', 'sgd', 0.5, 30, 2, (1,), 0.1, class_weights=weights)
+  found, _ = fit(prepared, 1, protocol, frozen=False, images=kept)
   images, labels = jax.vmap(chosen.views.shown)(chosen.train.items[kept]), chosen.train.labels[kept]
   assert np.bincount(labels).tolist() == [16, 8, 4, 2]
   encoder = chosen.method.network.encoder.clone(axis_name=None)
@@ -252,7 +264,7 @@ def test_colors_are_not_augmented(prepared, tmp_path):
   parts, _ = prepared
   names = ('jitter', 'grey', 'blur', 'solarize', 'cutout', 'rotation', 'noise')
   chosen = tiny(tmp_path, augment=dict(name='dystress_cifar', **dict.fromkeys(names, 1.0)))
-  changed = finetune._crops_and_flips(chosen, on_device=True)
+  changed = finetune._crops_and_flips(finetune._plain(chosen), on_device=True)
   plain = augment.make(dict(size=12, crop=True, flip=0.5, **augment.MEAN_STD['cifar10']))
   keys, images = jax.random.split(jax.random.key(0), 8), parts(1).train.items[:8]
   views = (jax.jit(jax.vmap(view))(keys, images) for view in (changed, plain))
@@ -309,14 +321,11 @@ def test_evaluations_fine_tune_as_configured(prepared, monkeypatch):
   assert calls[-1] == ('all', wanted, False, (2, 3))
 
 
-def test_given_class_weights_replace_those_of_the_labels(prepared):
-  parts, _ = prepared
+def test_class_weights_are_1_unless_given(prepared):
   images = slice(0, 22)  # classes of 6, 6, 5 and 5 images
-  usual = tuple(map(float, finetune.class_weights(parts(1).train.labels[images], 4)))
-  assert len(set(usual)) == 2
   once = dataclasses.replace(SHORT, epochs=1, milestones=())
   given = [
-    fit(prepared, 1, dataclasses.replace(once, class_weights=w), frozen=False, images=images) for w in ((), usual)
+    fit(prepared, 1, dataclasses.replace(once, class_weights=w), frozen=False, images=images) for w in ((), (1.0,) * 4)
   ]
   chex.assert_trees_all_equal(*given)
   other = fit(prepared, 1, dataclasses.replace(once, class_weights=(1.0, 9.0, 1.0, 1.0)), frozen=False, images=images)

@@ -85,8 +85,8 @@ def test_table_6_has_twenty_sets_each_with_its_metric():
 def test_labels_that_do_not_fit_the_metric_are_refused(tmp_path, chosen):
   colors, both = folder(tmp_path / 'colors', 3, 2, 2), several_labels(tmp_path / 'both')
   for argument, message in (
-    (f'{colors}:map', r"transfer to 'colors': it has one label per image, .*: append :accuracy"),
-    (str(both), r"transfer to 'both': it has several labels per image, .*: append :map"),
+    (f'{colors}:map', r"transfer to 'colors': metric 'map' does not apply to one label per image: append :accuracy"),
+    (str(both), r"transfer to 'both': metric 'accuracy' does not apply to several labels per image: append :map"),
     (f'{colors}:roc_auc', r"transfer to 'colors': roc_auc is for two classes, and it has 3"),
     (str(tmp_path / 'nowhere'), r"transfer to 'nowhere': .* is not a folder"),
   ):
