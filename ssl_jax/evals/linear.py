@@ -23,7 +23,8 @@ from ssl_jax.run.optimizers import for_strict_promotion
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
-# The smallest number of steps per epoch. On datasets smaller than those of the papers, the batch size is reduced.
+# The smallest number of steps per epoch: on datasets smaller than those of the papers, the batch size is reduced. The
+# 115,846 images of ImageNet-LT, the smallest of them, keep the batch of 4,096.
 STEPS_PER_EPOCH = 28
 
 
@@ -36,7 +37,7 @@ class Protocol:
   learning_rate: float
   batch: int
   epochs: int
-  milestones: tuple[int, ...] | None = None  # epochs at which the rate is multiplied by `factor`; None: cosine decay
+  milestones: tuple[int, ...] | None = None  # epochs at which `factor` applies; None: cosine decay
   factor: float = 1.0
   scale: str = 'norm'  # which mean square is scaled to 1: that of the 'norm', of a 'coordinate', or 'none'
   crop_scale: tuple[float, float] | None = None  # of random crops (`finetune` only); None: that of the run
