@@ -71,7 +71,7 @@ def w_mse(z1: jax.Array, z2: jax.Array, *, eps: float = 0.0, axis_name: str | No
   """E[2 - 2 cos(W z, W' z')], each view whitened over the batch (W-MSE, Ermolov et al. 2021).  [B, D] ×2 -> []
 
   W = L⁻¹ with L Lᵀ = (1 - eps) Σ + eps I, where Σ is the covariance of the view. The gradient flows through W. With
-  the paper's eps of 0, the batch must have more than D examples.
+  the paper's eps of 0, the batch must have more than D examples and Σ full rank: constant features give NaN.
 
   >>> z = jnp.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
   >>> print(w_mse(z, z), w_mse(z, -z))

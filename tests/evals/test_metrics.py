@@ -182,6 +182,20 @@ class SpectrumTest(chex.TestCase):
       x = 5 + 30 * orthogonal * np.arange(1.0, 121) ** (-alpha / 2)
       self.assertAlmostEqual(metrics.alpha_req(x), alpha, places=3)
 
+  def test_alpha_req_keeps_small_eigenvalues_of_many_examples(self):
+    """Only float32 noise is left out: features that have collapsed to 30 dimensions do not look like a power law."""
+    i, rng = np.arange(1, 111), np.random.default_rng(0)
+    x = (rng.normal(size=(10_000, 110)) * np.sqrt(np.where(i <= 30, 1 / i, 1e-6))).astype(np.float32)
+    self.assertAlmostEqual(metrics.alpha_req(x), self._exponent(x, 100), places=3)
+    self.assertGreater(metrics.alpha_req(x), 4)
+    x = (rng.normal(size=(50_000, 5)) @ rng.normal(size=(5, 8)) + 10).astype(np.float32)
+    self.assertAlmostEqual(metrics.alpha_req(x), self._exponent(x, 5), places=3)
+
+  def _exponent(self, x, last):
+    eigenvalues = np.linalg.eigvalsh(np.cov(x.astype(np.float64).T))[::-1]
+    i = np.arange(3, last + 1)
+    return -np.polyfit(np.log(i), np.log(eigenvalues[i - 1]), 1, w=i**-0.5)[0]
+
   def test_alpha_req_weights_ranks_by_their_inverse(self):
     x = np.random.default_rng(1).normal(size=(50, 9)) * np.exp(-np.arange(9) / 2)
     eigenvalues = np.sort(np.linalg.eigvalsh(np.cov(x.T)))[::-1]

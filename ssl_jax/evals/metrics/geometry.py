@@ -88,8 +88,9 @@ def alpha_req(x: ArrayLike, *, ranks: tuple[int, int] = (3, 100)) -> float:
   x = check.features('features', x)
   centred = x - x.mean(axis=0, keepdims=True)
   eigenvalues = np.square(np.asarray(_singular_values(centred), np.float64)) / max(len(x) - 1, 1)
-  # Smaller eigenvalues are float32 noise.
-  rank = int(np.sum(eigenvalues > eigenvalues.max() * (np.finfo(np.float32).eps * max(x.shape)) ** 2))
+  # Smaller eigenvalues are float32 noise, which grows with d and with the square root of n.
+  noise = np.finfo(np.float32).eps * (min(x.shape) + 2 * np.sqrt(len(x)))
+  rank = int(np.sum(eigenvalues > eigenvalues.max() * noise**2))
   i = np.arange(ranks[0], min(ranks[1], rank) + 1)
   if len(i) < 2:
     raise ValueError(
