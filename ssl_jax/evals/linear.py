@@ -23,8 +23,8 @@ from ssl_jax.run.optimizers import for_strict_promotion
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
-# The smallest number of steps per epoch: on datasets smaller than those of the papers, the batch size is reduced. The
-# 115,846 images of ImageNet-LT, the smallest of them, keep the batch of 4,096.
+# The smallest number of steps per epoch: on datasets smaller than those of the papers, the batch size is reduced.
+# ImageNet-LT (115,846 images), the smallest with a batch of 4,096, keeps it.
 STEPS_PER_EPOCH = 28
 
 
