@@ -4,6 +4,7 @@
   python -m experiments.dystress.sweep --of='Table 9'         # the runs of one table or figure
   python -m experiments.dystress.sweep --list                # what is done, what is missing, and each run's command
   python -m experiments.dystress.sweep --table               # results.jsonl -> the table and its figure in README.md
+  python -m experiments.dystress.sweep --difference=cosine,simclr_0.2    # of two rows, with standard errors
 
 A run is one process of main.py and one line of results.jsonl: config, commit, seed, device, wall time, protocol and
 every metric at the last epoch. An interrupted sweep stops its runs, which save a checkpoint first. The same command
@@ -309,6 +310,7 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
   names = lambda text: [name for name in text.split(',') if name]
   parser.add_argument('--list', action='store_true', help='show what is done and what is missing')
   parser.add_argument('--table', action='store_true', help='write the table of the results into README.md')
+  parser.add_argument('--difference', type=names, help='two rows: their differences, with standard errors')
   late = 'start no run that would end later'
   parser.add_argument('--budget-minutes', dest='budget', type=float, default=math.inf, help=late)
   parser.add_argument('--side-by-side', type=int, default=1, help='number of runs at once (up to 4 with NVIDIA MPS)')
@@ -320,11 +322,14 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
   parser.add_argument('--commit', default='', help='commit of the code, for a copy without git')
   chosen = vars(parser.parse_args(arguments))
   listing, writing, item, failed = chosen.pop('list'), chosen.pop('table'), chosen.pop('of'), []
+  compared = chosen.pop('difference')
   try:
     if item:
       chosen['only'] = [*chosen['only'], *(row.name for row in sweep.of(item))]
     if listing:
       return describe(sweep, folder, chosen)
+    if compared is not None:
+      return print(tables.differences(sweep, folder, compared))
     if not writing:
       failed = run(sweep, folder, **chosen, program=program)
     tables.write(sweep, folder)

@@ -2,9 +2,12 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
+
+import scipy.stats
 
 from configs import base
 from ssl_jax import config
@@ -157,6 +160,43 @@ def _relevant(saved: Mapping) -> dict:
   """The keys that define a run. Keys missing in an older config get their defaults."""
   defaults = {k: v for k, v in config.flatten(base.get_config()).items() if k.split('.')[0] not in config.NAMED}
   return config.relevant(defaults | config.flatten(config.upgrade(saved)))
+
+
+# Differences
+
+
+def differences(sweep: Sweep, folder: pathlib.Path, names: Sequence[str]) -> str:
+  """A line per metric: the mean of the first row minus that of the second, over all seeds of each."""
+  if len(names) != 2:
+    raise ValueError(f'--difference={",".join(names)!r} must name two rows, separated by a comma')
+  found = by_row(sweep, folder)
+  for name in names:
+    if name not in found:
+      raise ValueError(f'--difference: {name!r} is not a row with results: {nearest(name, list(found))}')
+  here, there = (found[name] for name in names)
+  seeds = [', '.join(str(result['seed']) for result in results) for results in (here, there)]
+  known = {column.metric: column for column in sweep.columns}
+  # All accuracies, even if they have no column; measures of features have a slash.
+  others = [metric for metric in here[0]['metrics'] if not ('/' in metric or metric.endswith('_top5'))]
+  lines = [f'{names[0]} (seeds {seeds[0]}) minus {names[1]} (seeds {seeds[1]})']
+  for column in [*sweep.columns, *(Column(metric, metric) for metric in others if metric not in known)]:
+    values = column.values(here), column.values(there)
+    if all(values):
+      lines.append(f'  {column.metric}: {_difference(column, *values)}')
+  return '\n'.join([*lines, '± is the standard error of the difference, brackets are the 95 % interval (Welch).'])
+
+
+def _difference(column: Column, here: Sequence[float], there: Sequence[float]) -> str:
+  """The difference of two means of independent runs. A mean of one seed has no known error."""
+  show = lambda value: f'{value:+.{column.digits}f}'
+  mean = statistics.mean(here) - statistics.mean(there)
+  if min(len(here), len(there)) < 2:
+    return f'{show(mean)} (one seed: no standard error)'
+  error = math.sqrt(sum(statistics.variance(values) / len(values) for values in (here, there)))
+  if not error:
+    return show(mean)
+  interval = scipy.stats.ttest_ind(here, there, equal_var=False).confidence_interval(0.95)
+  return f'{show(mean)} ± {column.show(error)} [{show(interval.low)}, {show(interval.high)}]'
 
 
 # Markdown

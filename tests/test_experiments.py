@@ -11,12 +11,10 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from configs import cifar10
 from experiments import pictures, runner, tables
-from experiments.behaviour import figures
 from experiments.tables import Column, Row, Sweep
 from ssl_jax import config, methods
 from ssl_jax.evals import settings
@@ -164,7 +162,7 @@ def test_the_table_in_the_readme_matches_the_results(name):
 def test_the_papers_main_rows_come_first():
   needed = {
     'dystress': 'simclr_0.1 simclr_0.2 simclr_0.5 dcl macl moco cosine linear exponential monotonic',
-    'behaviour': 'contrastive_0.07 contrastive_0.3 contrastive_1.0 hard_0.3 simple hard_simple',
+    'behaviour': 'contrastive_0.07 contrastive_0.3 contrastive_1.0 hard_0.07 hard_0.3 hard_1.0 simple hard_simple',
     'cacr': 'cl au_cl hn_cl cacr_k1 cmc cacr_k4 uaur',
     'balanced': 'balanced_2_4 balanced_4_2 balanced_1_1 generalized_nt_xent_2_2',
   }
@@ -321,6 +319,32 @@ def test_the_rows_of_one_table_are_run(place, tmp_path, capsys):
   assert re.findall(r'^(\S+): seeds', capsys.readouterr().out, re.MULTILINE) == ['tau_0.2', 'tau_0.3']
   with pytest.raises(SystemExit, match="--of='Table 4' is not a table or figure of this sweep: did you mean 'Table 3'"):
     runner.main(sweep, folder, [*arguments, '--of=Table 4'])
+
+
+def test_differences_of_two_rows(tmp_path, capsys):
+  rows = tau(0.1), tau(0.2, seeds=(0, 1)), tau(0.3)
+  sweep, folder = sweep_of(*rows), tmp_path / 'paper'
+  folder.mkdir()
+  scores = {'tau_0.1': (80, 81, 82), 'tau_0.2': (82, 83, 84), 'tau_0.3': (90,)}
+  for row in rows:
+    for seed, score in enumerate(scores[row.name]):
+      metrics = {'knn200': score, 'linear': 85.0, 'linear_top5': 99.0, 'backbone/rankme': 7.0}
+      tables.append(folder / 'results.jsonl', result(sweep, row, seed, metrics=metrics))
+
+  def shown(names):
+    runner.main(sweep, folder, [f'--difference={names}'])
+    return capsys.readouterr().out.splitlines()
+
+  # Equal spreads: Student's t with four degrees of freedom, 2.776 times sqrt(1/3 + 1/3).
+  text = ['tau_0.1 (seeds 0, 1, 2) minus tau_0.2 (seeds 0, 1, 2)', '  knn200: -2.00 ± 0.82 [-4.27, +0.27]']
+  assert shown('tau_0.1,tau_0.2')[:-1] == [*text, '  linear: +0.00']
+  assert shown('tau_0.3,tau_0.1')[1] == '  knn200: +9.00 (one seed: no standard error)'
+  for names, message in (
+    ('tau_0.1', "--difference='tau_0.1' must name two rows, separated by a comma"),
+    ('tau_0.1,tau_0.22', "--difference: 'tau_0.22' is not a row with results: did you mean 'tau_0.2'?"),
+  ):
+    with pytest.raises(SystemExit, match=f'^paper: {re.escape(message)}'):
+      shown(names)
 
 
 def test_a_failed_run_is_reported_and_the_others_continue(place, tmp_path, capsys):
@@ -519,24 +543,6 @@ def test_without_results_or_published_numbers_there_is_no_picture(tmp_path):
   tables.append(tmp_path / 'results.jsonl', result(sweep_of(alone), alone, 0))
   pictures.draw(sweep_of(alone), tmp_path)
   assert not (tmp_path / 'results.svg').exists()
-
-
-def test_the_figures_are_drawn_from_the_results_so_far(tmp_path, capsys):
-  assert figures.main(tmp_path, tmp_path) == []
-  edges = np.linspace(-1, 1, 81).tolist()
-  curves = {'separation_mean': [0.9] + [0.5] * 10, 'separation_std': [0.1] * 11, 'similarities_edges': edges}
-  curves |= {f'similarities_{kind}': list(range(80)) for kind in ('TP', 'FN', 'TN')}
-  sweep = SWEEPS['behaviour']
-  for row in sweep.rows:
-    if row.name in ('contrastive_0.3', 'contrastive_1.0', 'simple'):
-      measures = {'linear': 80.0, 'projector/uniformity': -3.5, 'projector/same_label_similarity': 0.2}
-      tables.append(tmp_path / 'results.jsonl', result(sweep, row, 0, metrics=measures, curves=curves))
-  drawn = figures.main(tmp_path, tmp_path)
-  assert {path.stem for path in drawn} == {'accuracy', 'uniformity', 'tolerance', 'separation', 'similarities'}
-  for path in drawn:
-    assert path.read_text().count('<path') > 5
-  said = capsys.readouterr().out.splitlines()[-1].removeprefix('not run yet: ').split(', ')
-  assert 'hard_simple' in said and 'contrastive_0.3' not in said
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """The papers' figures that are drawn from runs: from the results so far, with what is missing left empty."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -87,13 +89,39 @@ def test_the_histograms_come_from_two_workdirs(tmp_path, monkeypatch, capsys):
     dystress.main([tmp_path / 'before'])
 
 
-def test_each_data_set_has_its_own_figures(tmp_path):
+def record_behaviour(folder, names):
   edges = np.linspace(-1, 1, 81).tolist()
   curves = {'separation_mean': [0.9] + [0.5] * 10, 'separation_std': [0.1] * 11, 'similarities_edges': edges}
   curves |= {f'similarities_{kind}': list(range(80)) for kind in ('TP', 'FN', 'TN')}
   metrics = {'linear': 80.0, 'projector/uniformity': -3.5, 'projector/same_label_similarity': 0.2}
-  for name in ('svhn_hard_0.3', 'svhn_triplet', 'triplet'):
-    record(tmp_path, behaviour.SWEEP, name, metrics=metrics, curves=curves)
+  for name in names:
+    record(folder, behaviour.SWEEP, name, metrics=metrics, curves=curves)
+
+
+def test_the_figures_are_drawn_from_the_results_so_far(tmp_path, capsys):
+  assert behaviour.main(tmp_path, tmp_path) == []
+  record_behaviour(tmp_path, ('contrastive_0.3', 'contrastive_1.0', 'simple'))
+  drawn = behaviour.main(tmp_path, tmp_path)
+  assert {path.stem for path in drawn} == {'accuracy', 'uniformity', 'tolerance', 'separation', 'similarities'}
+  for path in drawn:
+    assert path.read_text().count('<path') > 5
+  said = capsys.readouterr().out.splitlines()[-1].removeprefix('not run yet: ').split(', ')
+  assert 'hard_simple' in said and 'contrastive_0.3' not in said
+
+
+def test_each_loss_has_its_own_line_of_panels(tmp_path):
+  names = ['simple', *(f'hard_{tau}' for tau in (1.0, 0.6, 0.5, 0.4, 0.2)), 'hard_simple', 'contrastive_0.3']
+  record_behaviour(tmp_path, names)
+  behaviour.main(tmp_path, tmp_path)
+  text = (tmp_path / 'separation.svg').read_text()
+  titles = re.findall('>((?:contrastive|hard|simple)[^<]*)</text>', text)
+  hard = [f'hard, τ = {tau}' for tau in (0.2, 0.4, 0.5, 0.6, 1.0)]  # four fit into a line
+  assert titles == ['contrastive, τ = 0.3', *hard, 'simple, weight 1/49,999', 'hard simple, weight 1/4,095']
+  assert text.count('>pos</text>') == 4  # one below each column
+
+
+def test_each_data_set_has_its_own_figures(tmp_path):
+  record_behaviour(tmp_path, ('svhn_hard_0.3', 'svhn_triplet', 'triplet'))
   drawn = {path.name: path.read_text() for path in behaviour.main(tmp_path, tmp_path)}
   assert not [name for name, text in drawn.items() if 'mathdefault' in text]  # the style turns off math
   names = ('accuracy', 'uniformity', 'tolerance', 'separation', 'similarities')

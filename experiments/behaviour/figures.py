@@ -11,6 +11,7 @@ import pathlib
 import statistics
 import sys
 import textwrap
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -49,22 +50,28 @@ def against_temperature(column: tables.Column, results: tables.Results, data: Da
   return figure
 
 
-def _panels(results: tables.Results) -> tuple[Figure, list[tuple]]:
-  """One panel per row, with the curves of its first seed."""
-  columns = min(3, len(results))
-  lines = -(-len(results) // columns)
-  figure = Figure(figsize=(max(2.4 * columns, 3.6), 2.1 * lines), layout='constrained')
-  axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
-  for axis in axes[len(results) :]:
-    axis.set_visible(False)
+def _panels(results: Sequence[tables.Results]) -> tuple[Figure, list[tuple]]:
+  """One panel per row, with the curves of its first seed. Each element of `results` starts a new line of panels."""
+  columns = min(4, max(map(len, results)))
+  chunks = lambda rows: [rows[i : i + columns] for i in range(0, len(rows), columns)]
+  lines = [line for found in results for line in chunks(list(found.items()))]
+  figure = Figure(figsize=(max(2.4 * columns, 3.6), 2.1 * len(lines)), layout='constrained')
+  axes = figure.subplots(len(lines), columns, sharex=True, sharey=True, squeeze=False)
   titles = {row.name: row.title for row in SWEEP.rows}
-  for axis, name in zip(axes, results, strict=False):
-    axis.set_title(textwrap.fill(titles[name], 30), fontsize=9)
-  return figure, [(axis, found[0]['curves']) for axis, found in zip(axes, results.values(), strict=False)]
+  panels = []
+  for place, (line, rows) in enumerate(zip(axes, lines, strict=True)):
+    below = max(map(len, lines[place + 1 :]), default=0)
+    for column, axis in enumerate(line):
+      axis.set_visible(column < len(rows))
+      axis.tick_params(labelbottom=column >= below)  # the last panel of a column has the labels
+    for axis, (name, found) in zip(line, rows, strict=False):
+      axis.set_title(textwrap.fill(titles[name], 30), fontsize=9)
+      panels.append((axis, found[0]['curves']))
+  return figure, panels
 
 
 @style()
-def separation(results: tables.Results) -> Figure:
+def separation(results: Sequence[tables.Results]) -> Figure:
   """Mean similarity of the positive and of the ten nearest negatives, ± one standard deviation."""
   figure, panels = _panels(results)
   for axis, curves in panels:
@@ -78,7 +85,7 @@ def separation(results: tables.Results) -> Figure:
 
 
 @style()
-def similarities(results: tables.Results) -> Figure:
+def similarities(results: Sequence[tables.Results]) -> Figure:
   """Densities of the similarities of true positives, false negatives and true negatives."""
   figure, panels = _panels(results)
   for axis, curves in panels:
@@ -96,10 +103,9 @@ def similarities(results: tables.Results) -> Figure:
 
 def of_data(data: Data, found: tables.Results) -> dict[str, Figure]:
   """{name: figure} of a dataset, with the losses of the paper and the triplet loss, the limit for τ → 0."""
-  losses = ('contrastive', 'hard', 'simple', 'triplet')
-  others = tuple(other.prefix for other in DATA if other.name)
-  own = lambda name: name.startswith(data.prefix) if data.name else not name.startswith(others)
-  shown = {name: r for name, r in found.items() if own(name) and name.removeprefix(data.prefix).startswith(losses)}
+  losses = [[f'{loss}_{tau}' for tau in TAUS] for loss in ('contrastive', 'hard')] + [[*data.simple, 'triplet']]
+  names = [[f'{data.prefix}{name}' for name in line] for line in losses]
+  shown = [line for line in ({name: found[name] for name in line if name in found} for line in names) if line]
   if not shown:
     return {}
   drawn = {NAMES[column.metric]: against_temperature(column, found, data) for column in SWEEP.columns}

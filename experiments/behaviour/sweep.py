@@ -116,7 +116,7 @@ IMAGENET100 = Data(
   simple={'simple': (48.09, -1.742, 0.528), 'hard_simple': (74.31, -3.917, 0.157)},
 )
 DATA = (CIFAR10, CIFAR100, SVHN, IMAGENET100)
-REQUIRED = ('contrastive_0.07', 'contrastive_0.3', 'contrastive_1.0', 'hard_0.3', 'simple', 'hard_simple')
+REQUIRED = tuple(f'{loss}_{tau}' for loss in ('contrastive', 'hard') for tau in (0.07, 0.3, 1.0))
 # Figures that show a loss at all temperatures: local separation, per dataset; uniformity and tolerance (MEASURES).
 SEPARATION = {
   ('contrastive', ''): 'Supplement, Figure 1',
