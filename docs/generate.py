@@ -319,13 +319,20 @@ def api_page(title: str) -> str:
 
 def copied_pages() -> dict[str, str]:
   """The READMEs of the experiments and other pages, with links that lead to pages of this site."""
-  pages = dict(COPIES)
-  for file in sorted((ROOT / 'experiments').glob('*/README.md')):
-    pages[str(file.relative_to(ROOT))] = f'experiments/{file.parent.name}.md'
-  return {target: _copy(ROOT / source, GENERATED / target, pages) for source, target in pages.items()}
+  texts = {target: (ROOT / source, (ROOT / source).read_text()) for source, target in _copies().items()}
+  return {target: _relinked(text, source, GENERATED / target) for target, (source, text) in texts.items()}
 
 
-def _copy(source: pathlib.Path, target: pathlib.Path, pages: Mapping[str, str]) -> str:
+def _copies() -> dict[str, str]:
+  """{page of the repository: its copy}"""
+  files = sorted((ROOT / 'experiments').glob('*/README.md'))
+  return COPIES | {str(file.relative_to(ROOT)): f'experiments/{file.parent.name}.md' for file in files}
+
+
+def _relinked(text: str, source: pathlib.Path, target: pathlib.Path) -> str:
+  """Text of the file `source`, with links and images that work in the page `target`."""
+  pages = _copies()
+
   def link(match: re.Match) -> str:
     image, text, address = match.groups()
     if re.match(r'[a-z]+:|#', address):
@@ -346,11 +353,11 @@ def _copy(source: pathlib.Path, target: pathlib.Path, pages: Mapping[str, str]) 
       return f'{text} (`{name}`)' if text.strip('`') not in name else f'`{name}`'
     return f'[{text}]({os.path.relpath(page, target.parent)}{hash_}{anchor})'
 
-  return re.sub(r'(!?)\[([^\]]*)\]\(([^)\s]+)\)', link, source.read_text())
+  return re.sub(r'(!?)\[([^\]]*)\]\(([^)\s]+)\)', link, text)
 
 
 def result_sections() -> str:
-  """A section for each experiment that was run: answer, claims, picture and a link to its page; then the others."""
+  """A section for each experiment that was run: answer, claims, first figure, link to its page; then the others."""
   files = {file.parent.name: file for file in sorted((ROOT / 'experiments').glob('*/README.md'))}
   parts, waiting = [], []
   for name in dict.fromkeys([*SHOWN_FIRST, *files]):
@@ -359,23 +366,16 @@ def result_sections() -> str:
     if (file.parent / 'sweep.py').exists() and not (file.parent / 'results.jsonl').exists():
       waiting.append(f'- [{title}](_generated/experiments/{name}.md)')
       continue
-    block = [f'## {title}', _unlinked(rest.strip().split('\n\n')[0])]
-    if claims := re.search(r'## Claims of the paper\n\n(.*?)(?=\n## )', rest, re.DOTALL):
-      block.append(_unlinked(claims[1].strip()))
-    picture = file.parent / 'results.svg'
-    if picture.exists():
-      copy = GENERATED / 'images' / f'experiments_{name}_results.svg'
-      copy.parent.mkdir(parents=True, exist_ok=True)
-      shutil.copyfile(picture, copy)
-      block.append(f'![Published numbers and numbers measured here: {title}](_generated/images/{copy.name})')
-    block.append(f'[Full table, findings and commands](_generated/experiments/{name}.md)')
-    parts.append('\n\n'.join(block))
+    block = [f'## {title}', rest.strip().split('\n\n')[0]]
+    if claims := re.search(r'## Claims of the paper\n\n(.*?)(?=\n!\[|\n## )', rest, re.DOTALL):
+      block.append(claims[1].strip())
+    image = r'!\[[^\]]*\]\([^)]+\)'  # above the table with its caption, or else the table's own
+    above = re.search(rf'{image}\n\n(?!#).*?(?=\n\n)', rest.partition('<!-- table -->')[0], re.DOTALL)
+    if picture := above or re.search(image, rest):
+      block.append(picture[0])
+    block.append('[Full table, findings and commands](README.md)')
+    parts.append(_relinked('\n\n'.join(block), file, DOCS / 'results.md'))
   return '\n\n'.join([*parts, '## Ready, not run', '\n'.join(waiting)]) + '\n'
-
-
-def _unlinked(text: str) -> str:
-  """Markdown with the text of its links only."""
-  return re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', text)
 
 
 def reproduced() -> str:

@@ -1,6 +1,7 @@
-"""Figures for sweeps: published numbers next to ours, which a sweep's `--table` draws, and heat maps."""
+"""Figures for sweeps: those that a sweep's `--table` draws, and heat maps."""
 
 import pathlib
+import re
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,15 @@ from ssl_jax.reporting.figures import COLORS, INK, style, svg
 
 
 def draw(sweep: tables.Sweep, folder: pathlib.Path) -> None:
-  """Writes results.svg if a row with a published number was run."""
-  finished = tables.done(sweep, folder)
+  """Writes results.svg if a row with a published number was run, and the figures that the sweep names."""
+  finished, drawn = tables.done(sweep, folder), {}
   if tables.comparable(sweep, finished):
-    (folder / 'results.svg').write_text(svg(_published_and_here(sweep, finished), paper='white'))
+    drawn['results'] = _published_and_here(sweep, finished)
+  if finished:
+    results = tables.by_row(sweep, folder)
+    drawn |= {name: function(sweep, results) for name, function in sweep.figures.items()}
+  for name, figure in drawn.items():
+    (folder / f'{name}.svg').write_text(svg(figure, paper='white'))
 
 
 @style()
@@ -32,8 +38,8 @@ def _published_and_here(sweep: tables.Sweep, finished: Mapping):
   groups: dict[str, list] = {}
   for row, results in found:
     groups.setdefault(row.config.partition(':')[0], []).append((row, results))
-  heights = [len(rows) for rows in groups.values()]
-  size = (2.8 + 2.0 * len(columns), 0.6 + 0.4 * len(groups) + 0.3 * len(found))
+  heights, letters = [len(rows) for rows in groups.values()], max(len(row.title) for row, _ in found)
+  size = (0.5 + 0.075 * letters + 2.0 * max(len(columns), 2), 0.6 + 0.4 * len(groups) + 0.3 * len(found))
   figure = Figure(figsize=size, layout='constrained')
   grid = figure.subplots(len(groups), len(columns), sharey='row', squeeze=False, height_ratios=heights)
   for axes, rows in zip(grid, groups.values(), strict=True):
@@ -41,9 +47,14 @@ def _published_and_here(sweep: tables.Sweep, finished: Mapping):
       _draw_rows(axis, column, rows)
   for axis, column in zip(grid[-1], columns, strict=True):
     axis.set_xlabel(textwrap.fill(column.title, 20))
-  marks = {label: handle for axis in grid.flat for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+  marks = _marks(grid.flat)
   figure.legend(marks.values(), marks, loc='outside upper right', ncols=2)
   return figure
+
+
+def _marks(axes) -> dict[str, Any]:
+  """{label: line} of the legend that some panels share."""
+  return {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
 
 
 def _draw_rows(axis, column: tables.Column, rows: Sequence[tuple[tables.Row, Sequence[Mapping]]]) -> None:
@@ -57,6 +68,38 @@ def _draw_rows(axis, column: tables.Column, rows: Sequence[tuple[tables.Row, Seq
       axis.errorbar(statistics.mean(values), place, xerr=spread, fmt='o', color=COLORS[0], capsize=3, label='here')
   axis.set(yticks=range(len(rows)), yticklabels=[row.title for row, _ in rows], ylim=(len(rows) - 0.5, -0.5))
   axis.margins(x=0.1)
+
+
+@style()
+def simclr_and_dystress(sweep: tables.Sweep, results: tables.Results, *, metric: str, titles: Mapping[str, str]) -> Any:
+  """SimCLR's accuracy against its constant temperature, next to DySTreSS's, in a panel for each data set.  -> Figure
+
+  Args:
+    titles: {prefix of the names of rows: title of a panel}. The rows are `simclr_TAU` and `cosine`, from 0.07 to 0.2.
+  """
+  from matplotlib.figure import Figure
+
+  column = next(column for column in sweep.columns if column.metric == metric)
+  simclr, dystress, paper = dict(color=COLORS[0]), dict(color=COLORS[1]), dict(linestyle=':')
+  published = {row.name: row.published.get(metric) for row in sweep.rows}
+  figure = Figure(figsize=(3.6 * len(titles), 3.4), layout='constrained')
+  for axis, (prefix, title) in zip(figure.subplots(1, len(titles)), titles.items(), strict=True):
+    matches = filter(None, (re.fullmatch(rf'{prefix}simclr_([0-9.]+)', name) for name in results))
+    found = sorted((float(match[1]), column.values(results[match[0]])) for match in matches)
+    means = [statistics.mean(values) for _, values in found]
+    spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in found]
+    axis.errorbar([tau for tau, _ in found], means, spreads, marker='o', capsize=3, label='SimCLR, here', **simclr)
+    axis.axhline(published[f'{prefix}simclr_0.2'], label='SimCLR, paper (τ not printed)', **simclr, **paper)
+    span = (0.07, 0.2)
+    if values := column.values(results.get(f'{prefix}cosine', ())):
+      mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+      axis.fill_between(span, mean - spread, mean + spread, alpha=0.3, linewidth=0, **dystress)
+      axis.plot(span, [mean] * 2, linewidth=3, label='DySTreSS, here', **dystress)
+    axis.plot(span, [np.mean(published[f'{prefix}cosine'])] * 2, label='DySTreSS, paper', **dystress, **paper)
+    axis.set(title=title, xlabel='temperature τ', ylabel=column.title)
+  marks = dict(sorted(_marks(figure.axes).items(), key=lambda mark: mark[0].startswith('DySTreSS')))
+  figure.legend(marks.values(), marks, loc='outside upper center', ncols=4)
+  return figure
 
 
 class Panel(NamedTuple):

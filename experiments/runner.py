@@ -3,7 +3,7 @@
   python -m experiments.dystress.sweep --budget-minutes=25   # missing runs, most important first, for 25 minutes
   python -m experiments.dystress.sweep --of='Table 9'         # the runs of one table or figure
   python -m experiments.dystress.sweep --list                # what is done, what is missing, and each run's command
-  python -m experiments.dystress.sweep --table               # results.jsonl -> the table and its figure in README.md
+  python -m experiments.dystress.sweep --table               # results.jsonl -> the table and figures in README.md
   python -m experiments.dystress.sweep --difference=cosine,simclr_0.2    # of two rows, with standard errors
 
 A run is one process of main.py and one line of results.jsonl: config, commit, seed, device, wall time, protocol and

@@ -5,7 +5,7 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import scipy.stats
 
@@ -73,6 +73,8 @@ class Sweep:
   images: int = 50_000  # number of training images, so that metrics.jsonl gets one row per epoch
   timed: bool = False  # the table has times, which concurrent runs would distort
   at_end: bool = True  # run every evaluation after training; otherwise a result has the last scores during training
+  pictured: Sequence[str] = ()  # names of the rows that results.svg shows, in this order; empty: all rows run
+  figures: Mapping[str, Callable] = dataclasses.field(default_factory=dict)  # {name: (sweep, results by row) -> Figure}
 
   def overrides(self, row: Row, seed: int) -> list[str]:
     """The overrides of a run's config, as key=value."""
@@ -203,9 +205,10 @@ def _difference(column: Column, here: Sequence[float], there: Sequence[float]) -
 
 
 def comparable(sweep: Sweep, finished: Mapping) -> tuple[list[Column], list[tuple[Row, list[dict]]]] | None:
-  """The columns with published numbers, and the rows run, with results; None if no row run has published numbers."""
+  """The columns and rows of results.svg, with results; None if none of these rows has published numbers."""
   columns = [column for column in sweep.columns if column.metric in sweep.published]
-  rows = [(row, _results(row, finished)) for row in sweep.rows]
+  named = {row.name: row for row in sweep.rows}
+  rows = [(row, _results(row, finished)) for row in (named[name] for name in sweep.pictured or named)]
   rows = [(row, results) for row, results in rows if results]
   return (columns, rows) if any(row.published for row, _ in rows) else None
 

@@ -157,6 +157,8 @@ def test_the_table_in_the_readme_matches_the_results(name):
   if found := tables.comparable(SWEEPS[name], finished):
     drawn = (folder / 'results.svg').read_text()
     assert all(f'>{row.title}</text>' in drawn for row, _ in found[1]), 'run the sweep with --table'
+  for figure in SWEEPS[name].figures:
+    assert (folder / f'{figure}.svg').exists() and f']({figure}.svg)' in text
 
 
 def test_the_papers_main_rows_come_first():
@@ -535,6 +537,16 @@ def test_the_table_has_means_spreads_and_published_numbers_and_can_be_written_tw
   (folder / 'README.md').write_text('no marks')
   with pytest.raises(ValueError, match='has no <!-- table -->'):
     tables.write(sweep, folder)
+
+
+def test_the_picture_shows_the_rows_that_the_sweep_names(tmp_path):
+  rows = tau(0.1), tau(0.2), tau(0.3)
+  sweep = sweep_of(*rows, pictured=('tau_0.3', 'tau_0.1'))
+  for row in rows:
+    tables.append(tmp_path / 'results.jsonl', result(sweep, row, 0))
+  pictures.draw(sweep, tmp_path)
+  titles = re.findall('>(τ = [0-9.]+)</text>', (tmp_path / 'results.svg').read_text())
+  assert titles == ['τ = 0.3', 'τ = 0.1']
 
 
 def test_without_results_or_published_numbers_there_is_no_picture(tmp_path):

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments import tables
+from experiments import pictures, tables
 from experiments.balanced import figures as balanced
 from experiments.behaviour import figures as behaviour
 from experiments.behaviour import tsne
@@ -89,6 +89,25 @@ def test_the_histograms_come_from_two_workdirs(tmp_path, monkeypatch, capsys):
     dystress.main([tmp_path / 'before'])
 
 
+def test_simclr_by_its_temperature_next_to_dystress(tmp_path):
+  sweep, drawn = dystress_sweep.SWEEP, tmp_path / 'temperatures.svg'
+  # 0.2 has two seeds; a variant of 0.2 is not a point of the curve; DySTreSS and CIFAR-100 have not been run.
+  for name, seed, score in (('simclr_0.1', 0, 81.0), ('simclr_0.2', 0, 85.0), ('simclr_0.2', 1, 87.0)):
+    row = row_of(sweep, name)
+    tables.append(tmp_path / 'results.jsonl', result(sweep, row, seed, metrics={dystress_sweep.KNN: score}))
+  record(tmp_path, sweep, 'simclr_0.2_plain_sgd', metrics={dystress_sweep.KNN: 1.0})
+  pictures.draw(sweep, tmp_path)
+  text = drawn.read_text()
+  assert 'CIFAR-10</text>' in text and 'CIFAR-100</text>' in text
+  assert '>SimCLR, here</text>' in text and '>DySTreSS, paper</text>' in text and '>DySTreSS, here</text>' not in text
+  figure = sweep.figures['temperatures'](sweep, tables.by_row(sweep, tmp_path))
+  (line,) = [line for line in figure.axes[0].lines if line.get_marker() == 'o']
+  np.testing.assert_allclose(line.get_xydata(), [(0.1, 81.0), (0.2, 86.0)])
+  record(tmp_path, sweep, 'cifar100_cosine', metrics={dystress_sweep.KNN: 57.0})
+  pictures.draw(sweep, tmp_path)
+  assert '>DySTreSS, here</text>' in drawn.read_text()
+
+
 def record_behaviour(folder, names):
   edges = np.linspace(-1, 1, 81).tolist()
   curves = {'separation_mean': [0.9] + [0.5] * 10, 'separation_std': [0.1] * 11, 'similarities_edges': edges}
@@ -102,7 +121,7 @@ def test_the_figures_are_drawn_from_the_results_so_far(tmp_path, capsys):
   assert behaviour.main(tmp_path, tmp_path) == []
   record_behaviour(tmp_path, ('contrastive_0.3', 'contrastive_1.0', 'simple'))
   drawn = behaviour.main(tmp_path, tmp_path)
-  assert {path.stem for path in drawn} == {'accuracy', 'uniformity', 'tolerance', 'separation', 'similarities'}
+  assert {path.stem for path in drawn} == {'temperatures', 'separation', 'similarities'}
   for path in drawn:
     assert path.read_text().count('<path') > 5
   said = capsys.readouterr().out.splitlines()[-1].removeprefix('not run yet: ').split(', ')
@@ -124,7 +143,7 @@ def test_each_data_set_has_its_own_figures(tmp_path):
   record_behaviour(tmp_path, ('svhn_hard_0.3', 'svhn_triplet', 'triplet'))
   drawn = {path.name: path.read_text() for path in behaviour.main(tmp_path, tmp_path)}
   assert not [name for name, text in drawn.items() if 'mathdefault' in text]  # the style turns off math
-  names = ('accuracy', 'uniformity', 'tolerance', 'separation', 'similarities')
+  names = ('temperatures', 'separation', 'similarities')
   assert set(drawn) == {f'{name}{ending}.svg' for name in names for ending in ('', '_svhn')}
   assert 'SVHN</text>' in drawn['separation_svhn.svg'] and 'SVHN</text>' not in drawn['separation.svg']
 

@@ -102,6 +102,7 @@ SWEEP = Sweep(
     Column('linear', 'linear, %'),
     Column('finetune', 'linear with crops and flips, %'),
   ),
+  pictured=('balanced_2_4', 'balanced_4_2', 'generalized_nt_xent_2_2', 'balanced_1_1', 'balanced_2_4_cosine'),
   common={
     'eval.linear': 'balanced_cifar',
     'eval.finetune': 'linear',

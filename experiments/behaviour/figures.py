@@ -2,9 +2,9 @@
 
   python -m experiments.behaviour.figures
 
-writes for each dataset, next to this file: accuracy.svg (Fig. 9), uniformity.svg (Fig. 4 and 6) and tolerance.svg
-(Fig. 5 and 7) against the temperature, separation.svg (Fig. 8; supplement, Fig. 1 to 7) and similarities.svg. Except
-for CIFAR-10, file names end with the dataset, such as accuracy_svhn.svg. It also lists the missing rows.
+writes for each dataset, next to this file: temperatures.svg (accuracy, Fig. 9; uniformity, Fig. 4 and 6; tolerance,
+Fig. 5 and 7), separation.svg (Fig. 8; supplement, Fig. 1 to 7) and similarities.svg. Except for CIFAR-10, file names
+end with the dataset, such as temperatures_svhn.svg. It also lists the missing rows.
 """
 
 import pathlib
@@ -21,15 +21,21 @@ from experiments.behaviour.sweep import DATA, SWEEP, TAUS, Data
 from ssl_jax.reporting.figures import COLORS, INK, MARKS, style, svg
 
 FOLDER = pathlib.Path(__file__).parent
-NAMES = {'linear': 'accuracy', 'projector/uniformity': 'uniformity', 'projector/same_label_similarity': 'tolerance'}
 KINDS = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
 
 
 @style()
-def against_temperature(column: tables.Column, results: tables.Results, data: Data = DATA[0]) -> Figure:
-  """One metric of the ordinary and the hard loss against τ: ours, and the published values."""
-  figure = Figure(figsize=(4.9, 3.4), layout='constrained')
-  axis = figure.subplots()
+def against_temperature(results: tables.Results, data: Data = DATA[0]) -> Figure:
+  """Accuracy, uniformity and tolerance of the ordinary and the hard loss against τ: ours, and the published values."""
+  figure = Figure(figsize=(3.5 * len(SWEEP.columns), 3.4), layout='constrained')
+  axes = figure.subplots(1, len(SWEEP.columns))
+  for axis, column in zip(axes, SWEEP.columns, strict=True):
+    _draw_against_temperature(axis, column, results, data)
+  figure.legend(*axes[0].get_legend_handles_labels(), loc='outside upper center', ncols=6)
+  return figure
+
+
+def _draw_against_temperature(axis, column: tables.Column, results: tables.Results, data: Data) -> None:
   rows = {row.name: row for row in SWEEP.rows}
   for color, mark, loss in zip(COLORS, MARKS, ('contrastive', 'hard'), strict=False):
     names = {tau: f'{data.prefix}{loss}_{tau}' for tau in TAUS}
@@ -38,7 +44,7 @@ def against_temperature(column: tables.Column, results: tables.Results, data: Da
     there = [(tau, rows[name].published.get(column.metric)) for tau, name in names.items()]
     there = [(tau, np.mean(value)) for tau, value in there if value is not None]
     common = dict(color=color, marker=mark, markersize=5)
-    axis.plot(*zip(*there, strict=True), linestyle=':', markerfacecolor='none', label=f'{loss}, the paper', **common)
+    axis.plot(*zip(*there, strict=True), linestyle=':', markerfacecolor='none', label=f'{loss}, paper', **common)
     if here:
       axis.plot(*zip(*here, strict=True), label=f'{loss}, here', **common)
   for color, name in ((COLORS[3], 'simple'), (COLORS[4], 'hard_simple')):
@@ -46,8 +52,6 @@ def against_temperature(column: tables.Column, results: tables.Results, data: Da
       label = f'{name.replace("_", " ")}, here'
       axis.axhline(statistics.mean(values), color=color, linestyle='--', linewidth=1.2, label=label)
   axis.set(xlabel='temperature τ', ylabel=column.title)
-  axis.legend(fontsize=8, loc='lower center', bbox_to_anchor=(0.5, 1.0), ncols=2)
-  return figure
 
 
 def _panels(results: Sequence[tables.Results]) -> tuple[Figure, list[tuple]]:
@@ -108,7 +112,7 @@ def of_data(data: Data, found: tables.Results) -> dict[str, Figure]:
   shown = [line for line in ({name: found[name] for name in line if name in found} for line in names) if line]
   if not shown:
     return {}
-  drawn = {NAMES[column.metric]: against_temperature(column, found, data) for column in SWEEP.columns}
+  drawn = {'temperatures': against_temperature(found, data)}
   drawn |= {'separation': separation(shown), 'similarities': similarities(shown)}
   return {f'{name}_{data.name}' if data.name else name: figure for name, figure in drawn.items()}
 

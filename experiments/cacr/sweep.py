@@ -301,6 +301,7 @@ SWEEP = Sweep(
     Column('knn200', 'kNN-200, %'),
   ),
   common={'eval.linear': 'cacr_small_as_is', 'eval.finetune': 'linear'},
+  pictured=('cl', 'au_cl', 'hn_cl', 'cacr_k1', 'cmc', 'cacr_k4', 'uaur'),
   rows=(
     *TABLE_2,
     *(standardized(row) for row in TABLE_2),

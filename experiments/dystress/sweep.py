@@ -5,10 +5,11 @@ python -m experiments.dystress.figures
 """
 
 import dataclasses
+import functools
 import math
 import pathlib
 
-from experiments import runner
+from experiments import pictures, runner
 from experiments.tables import Column, Row, Sweep, on_cifar100
 
 CONFIG = 'configs/cifar10.py'
@@ -161,6 +162,11 @@ SWEEP = Sweep(
     Column(UNIFORMITY, 'uniformity'),
     Column(BETWEEN, 'inter-class uniformity'),
   ),
+  figures={
+    'temperatures': functools.partial(
+      pictures.simclr_and_dystress, metric=KNN, titles={'': 'CIFAR-10', 'cifar100_': 'CIFAR-100'}
+    )
+  },
   rows=(
     *TABLES,
     # The authors' code differs from the paper: SGD without momentum, learning rate 0.2.

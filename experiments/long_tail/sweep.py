@@ -3,9 +3,10 @@
 python -m experiments.long_tail.sweep --budget-minutes=25
 """
 
+import functools
 import pathlib
 
-from experiments import runner
+from experiments import pictures, runner
 from experiments.tables import Column, Row, Sweep, on_cifar100
 
 CONFIG = 'configs/cifar10.py:long_tail'
@@ -97,6 +98,11 @@ SWEEP = Sweep(
     *(on_cifar100(row, {'knn1': accuracy}) for row, accuracy in zip(TABLE_4, (30.20, 31.71), strict=True)),
   ),
   images=12_406,
+  figures={
+    'temperatures': functools.partial(
+      pictures.simclr_and_dystress, metric='knn1', titles={'': 'CIFAR-10-LT', 'cifar100_': 'CIFAR-100-LT'}
+    )
+  },
 )
 
 if __name__ == '__main__':
