@@ -319,8 +319,8 @@ def api_page(title: str) -> str:
 
 def copied_pages() -> dict[str, str]:
   """The READMEs of the experiments and other pages, with links that lead to pages of this site."""
-  texts = {target: (ROOT / source, (ROOT / source).read_text()) for source, target in _copies().items()}
-  return {target: _relinked(text, source, GENERATED / target) for target, (source, text) in texts.items()}
+  files = {target: ROOT / source for source, target in _copies().items()}
+  return {target: _relinked(file.read_text(), file, GENERATED / target) for target, file in files.items()}
 
 
 def _copies() -> dict[str, str]:
