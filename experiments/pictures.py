@@ -1,5 +1,6 @@
 """Figures for sweeps: those that a sweep's `--table` draws, and heat maps."""
 
+import math
 import pathlib
 import re
 import statistics
@@ -64,10 +65,15 @@ def _draw_rows(axis, column: tables.Column, rows: Sequence[tuple[tables.Row, Seq
       ends = said if isinstance(said, tuple) else (said, said)
       axis.plot(ends, [place] * 2, color=COLORS[1], marker='s', markersize=7, markerfacecolor='none', label='paper')
     if values := column.values(results):
-      spread = statistics.stdev(values) if len(values) > 1 else None
-      axis.errorbar(statistics.mean(values), place, xerr=spread, fmt='o', color=COLORS[0], capsize=3, label='here')
+      mean, spread = _mean_and_spread(values)
+      axis.errorbar(mean, place, xerr=spread, fmt='o', color=COLORS[0], capsize=3, label='here')
   axis.set(yticks=range(len(rows)), yticklabels=[row.title for row, _ in rows], ylim=(len(rows) - 0.5, -0.5))
   axis.margins(x=0.1)
+
+
+def _mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
+  """Mean and standard deviation. That of one seed is NaN, which draws nothing."""
+  return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else math.nan
 
 
 @style()
@@ -85,14 +91,13 @@ def simclr_and_dystress(sweep: tables.Sweep, results: tables.Results, *, metric:
   figure = Figure(figsize=(3.6 * len(titles), 3.4), layout='constrained')
   for axis, (prefix, title) in zip(figure.subplots(1, len(titles)), titles.items(), strict=True):
     matches = filter(None, (re.fullmatch(rf'{prefix}simclr_([0-9.]+)', name) for name in results))
-    found = sorted((float(match[1]), column.values(results[match[0]])) for match in matches)
-    means = [statistics.mean(values) for _, values in found]
-    spreads = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in found]
-    axis.errorbar([tau for tau, _ in found], means, spreads, marker='o', capsize=3, label='SimCLR, here', **simclr)
+    points = sorted((float(match[1]), *_mean_and_spread(column.values(results[match[0]]))) for match in matches)
+    taus, means, spreads = zip(*points, strict=True) if points else ((), (), ())
+    axis.errorbar(taus, means, spreads, marker='o', capsize=3, label='SimCLR, here', **simclr)
     axis.axhline(published[f'{prefix}simclr_0.2'], label='SimCLR, paper (τ not printed)', **simclr, **paper)
     span = (0.07, 0.2)
     if values := column.values(results.get(f'{prefix}cosine', ())):
-      mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+      mean, spread = _mean_and_spread(values)
       axis.fill_between(span, mean - spread, mean + spread, alpha=0.3, linewidth=0, **dystress)
       axis.plot(span, [mean] * 2, linewidth=3, label='DySTreSS, here', **dystress)
     axis.plot(span, [np.mean(published[f'{prefix}cosine'])] * 2, label='DySTreSS, paper', **dystress, **paper)
