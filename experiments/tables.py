@@ -171,10 +171,12 @@ def differences(sweep: Sweep, folder: pathlib.Path, names: Sequence[str]) -> str
   """A line per metric: the mean of the first row minus that of the second, over all seeds of each."""
   if len(names) != 2:
     raise ValueError(f'--difference={",".join(names)!r} must name two rows, separated by a comma')
-  found = by_row(sweep, folder)
+  found, rows = by_row(sweep, folder), [row.name for row in sweep.rows]
   for name in names:
+    if name not in rows:
+      raise ValueError(f'--difference: {name!r} is not a row of the sweep: {nearest(name, rows)}')
     if name not in found:
-      raise ValueError(f'--difference: {name!r} is not a row with results: {nearest(name, list(found))}')
+      raise ValueError(f'--difference: {name!r} has not been run: run it with --only={name}')
   here, there = (found[name] for name in names)
   seeds = [', '.join(str(result['seed']) for result in results) for results in (here, there)]
   known = {column.metric: column for column in sweep.columns}

@@ -324,10 +324,10 @@ def test_the_rows_of_one_table_are_run(place, tmp_path, capsys):
 
 
 def test_differences_of_two_rows(tmp_path, capsys):
-  rows = tau(0.1), tau(0.2, seeds=(0, 1)), tau(0.3)
+  rows = tau(0.1), tau(0.2, seeds=(0, 1)), tau(0.3), tau(0.5)
   sweep, folder = sweep_of(*rows), tmp_path / 'paper'
   folder.mkdir()
-  scores = {'tau_0.1': (80, 81, 82), 'tau_0.2': (82, 83, 84), 'tau_0.3': (90,)}
+  scores = {'tau_0.1': (80, 81, 82), 'tau_0.2': (82, 83, 84), 'tau_0.3': (90,), 'tau_0.5': ()}
   for row in rows:
     for seed, score in enumerate(scores[row.name]):
       metrics = {'knn200': score, 'linear': 85.0, 'linear_top5': 99.0, 'backbone/rankme': 7.0}
@@ -343,7 +343,8 @@ def test_differences_of_two_rows(tmp_path, capsys):
   assert shown('tau_0.3,tau_0.1')[1] == '  knn200: +9.00 (one seed: no standard error)'
   for names, message in (
     ('tau_0.1', "--difference='tau_0.1' must name two rows, separated by a comma"),
-    ('tau_0.1,tau_0.22', "--difference: 'tau_0.22' is not a row with results: did you mean 'tau_0.2'?"),
+    ('tau_0.1,tau_0.22', "--difference: 'tau_0.22' is not a row of the sweep: did you mean 'tau_0.2'?"),
+    ('tau_0.5,tau_0.1', "--difference: 'tau_0.5' has not been run: run it with --only=tau_0.5"),
   ):
     with pytest.raises(SystemExit, match=f'^paper: {re.escape(message)}'):
       shown(names)
