@@ -20,7 +20,7 @@ extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon', 'sphinx.ex
 exclude_patterns = [
   '_build',
   *('_generated/config.md', '_generated/recipes.md', '_generated/names.md', '_generated/results.md'),  # included
-  '_generated/reproduce.md',
+  *('_generated/reproduce.md', '_generated/by_temperature.md'),
 ]
 
 html_theme = 'sphinx_book_theme'

@@ -54,6 +54,16 @@ COPIES = {
 # The experiments that the page of results shows first.
 SHOWN_FIRST = ('dystress', 'behaviour', 'cacr', 'balanced', 'sentences')
 
+# Measured accuracies by constant temperature: (loss and set, experiment, metric, its title, prefix of the rows).
+BY_TEMPERATURE = (
+  ('NT-Xent, CIFAR-10', 'dystress', 'knn200', 'kNN-200', 'simclr_'),
+  ('NT-Xent, CIFAR-100', 'dystress', 'knn200', 'kNN-200', 'cifar100_simclr_'),
+  ('NT-Xent, CIFAR-10-LT', 'long_tail', 'knn1', '1-NN', 'simclr_'),
+  ('NT-Xent, CIFAR-100-LT', 'long_tail', 'knn1', '1-NN', 'cifar100_simclr_'),
+  ('memory bank, 49,999 negatives, CIFAR-10', 'behaviour', 'linear', 'linear', 'contrastive_'),
+  ('memory bank, 4,095 nearest negatives, CIFAR-10', 'behaviour', 'linear', 'linear', 'hard_'),
+)
+
 # The pages of the API, in the order of the imports.
 API = {
   'Library': ('temperature', 'pairs', 'stream', 'losses', 'arrays', 'registry'),
@@ -73,6 +83,7 @@ def write_all() -> None:
     'recipes.md': recipes(),
     'names.md': names(),
     'results.md': result_sections(),
+    'by_temperature.md': by_temperature(),
     'reproduce.md': reproduced(),
     **api_pages(),
     **copied_pages(),
@@ -376,6 +387,25 @@ def result_sections() -> str:
     block.append('[Full table, findings and commands](README.md)')
     parts.append(_relinked('\n\n'.join(block), file, DOCS / 'results.md'))
   return '\n\n'.join([*parts, '## Ready, not run', '\n'.join(waiting)]) + '\n'
+
+
+def by_temperature() -> str:
+  """The table of accuracies by temperature; the best of each line is bold."""
+  from experiments import tables
+
+  lines = []
+  for title, name, metric, what, prefix in BY_TEMPERATURE:
+    found: dict[float, list[float]] = {}
+    for result in tables.read(ROOT / 'experiments' / name / 'results.jsonl'):
+      if match := re.fullmatch(rf'{prefix}([0-9.]+)', result['name']):
+        found.setdefault(float(match[1]), []).append(result['metrics'][metric])
+    lines.append((f'[{title}](_generated/experiments/{name}.md)', what, {t: sum(v) / len(v) for t, v in found.items()}))
+  taus = sorted(set().union(*(means for _, _, means in lines)))
+  rows = [['loss and set', 'accuracy', *(f'τ = {tau:g}' for tau in taus)], ['---'] * (len(taus) + 2)]
+  for title, what, means in lines:
+    cells = {tau: f'{mean:.2f}' if mean < max(means.values()) else f'**{mean:.2f}**' for tau, mean in means.items()}
+    rows.append([title, what, *(cells.get(tau, '') for tau in taus)])
+  return ''.join(f'| {" | ".join(row)} |\n' for row in rows)
 
 
 def reproduced() -> str:

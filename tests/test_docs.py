@@ -5,6 +5,7 @@ import doctest
 import json
 import pathlib
 import re
+import statistics
 import sys
 
 import jax
@@ -107,6 +108,17 @@ def test_links_lead_somewhere(page):
     path = address.partition('#')[0]
     if path and not re.match(r'[a-z]+:', address):
       assert path in generated | figures or (page.parent / path).exists(), address
+
+
+def test_the_table_of_temperatures_has_the_means_of_the_results():
+  table = generate.by_temperature().splitlines()
+  header, _, *lines = [[cell.strip() for cell in line.split('|')[1:-1]] for line in table]
+  assert header[:3] == ['loss and set', 'accuracy', 'τ = 0.07'] and len(lines) == len(generate.BY_TEMPERATURE)
+  results = map(json.loads, (ROOT / 'experiments/dystress/results.jsonl').read_text().splitlines())
+  scores = [result['metrics']['knn200'] for result in results if result['name'] == 'simclr_0.2']
+  assert len(scores) > 1
+  cells = dict(zip(header, lines[0], strict=True))
+  assert cells['τ = 0.2'] == f'**{statistics.mean(scores):.2f}**' and not cells['τ = 0.07']
 
 
 @pytest.mark.parametrize('name', ['CONTRIBUTING.md', 'docs/architecture.md', 'docs/extending.md'])
