@@ -5,6 +5,7 @@
 
 import ast
 import contextlib
+import functools
 import importlib
 import io
 import os
@@ -12,6 +13,7 @@ import pathlib
 import pkgutil
 import re
 import shutil
+import statistics
 import tokenize
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -334,6 +336,7 @@ def copied_pages() -> dict[str, str]:
   return {target: _relinked(file.read_text(), file, GENERATED / target) for target, file in files.items()}
 
 
+@functools.cache
 def _copies() -> dict[str, str]:
   """{page of the repository: its copy}"""
   files = sorted((ROOT / 'experiments').glob('*/README.md'))
@@ -395,11 +398,11 @@ def by_temperature() -> str:
 
   lines = []
   for title, name, metric, what, prefix in BY_TEMPERATURE:
-    found: dict[float, list[float]] = {}
+    found: dict[str, list[float]] = {}
     for result in tables.read(ROOT / 'experiments' / name / 'results.jsonl'):
-      if match := re.fullmatch(rf'{prefix}([0-9.]+)', result['name']):
-        found.setdefault(float(match[1]), []).append(result['metrics'][metric])
-    lines.append((f'[{title}](_generated/experiments/{name}.md)', what, {t: sum(v) / len(v) for t, v in found.items()}))
+      found.setdefault(result['name'], []).append(result['metrics'].get(metric))
+    means = {tau: statistics.mean(found[row]) for tau, row in tables.temperatures(found, prefix).items()}
+    lines.append((f'[{title}](_generated/experiments/{name}.md)', what, means))
   taus = sorted(set().union(*(means for _, _, means in lines)))
   rows = [['loss and set', 'accuracy', *(f'τ = {tau:g}' for tau in taus)], ['---'] * (len(taus) + 2)]
   for title, what, means in lines:

@@ -2,7 +2,6 @@
 
 import math
 import pathlib
-import re
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,7 @@ def draw(sweep: tables.Sweep, folder: pathlib.Path) -> None:
   finished, drawn = tables.done(sweep, folder), {}
   if tables.comparable(sweep, finished):
     drawn['results'] = _published_and_here(sweep, finished)
-  if finished:
-    results = tables.by_row(sweep, folder)
+  if results := tables.grouped(sweep, finished):
     drawn |= {name: function(sweep, results) for name, function in sweep.figures.items()}
   for name, figure in drawn.items():
     (folder / f'{name}.svg').write_text(svg(figure, paper='white'))
@@ -90,8 +88,8 @@ def simclr_and_dystress(sweep: tables.Sweep, results: tables.Results, *, metric:
   published = {row.name: row.published.get(metric) for row in sweep.rows}
   figure = Figure(figsize=(3.6 * len(titles), 3.4), layout='constrained')
   for axis, (prefix, title) in zip(figure.subplots(1, len(titles)), titles.items(), strict=True):
-    matches = filter(None, (re.fullmatch(rf'{prefix}simclr_([0-9.]+)', name) for name in results))
-    points = sorted((float(match[1]), *_mean_and_spread(column.values(results[match[0]]))) for match in matches)
+    rows = tables.temperatures(results, f'{prefix}simclr_')
+    points = [(tau, *_mean_and_spread(column.values(results[name]))) for tau, name in rows.items()]
     taus, means, spreads = zip(*points, strict=True) if points else ((), (), ())
     axis.errorbar(taus, means, spreads, marker='o', capsize=3, label='SimCLR, here', **simclr)
     axis.axhline(published[f'{prefix}simclr_0.2'], label='SimCLR, paper (τ not printed)', **simclr, **paper)

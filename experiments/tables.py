@@ -4,8 +4,9 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import scipy.stats
 
@@ -153,9 +154,23 @@ def done(sweep: Sweep, folder: pathlib.Path) -> dict[tuple[str, int], dict]:
 
 def by_row(sweep: Sweep, folder: pathlib.Path) -> dict[str, list[dict]]:
   """The results of each row that was run, in the order of their seeds."""
-  finished = done(sweep, folder)
+  return grouped(sweep, done(sweep, folder))
+
+
+def grouped(sweep: Sweep, finished: Mapping) -> dict[str, list[dict]]:
+  """{row: its results}, from {(name, seed): result}."""
   found = {row.name: _results(row, finished) for row in sweep.rows}
   return {name: results for name, results in found.items() if results}
+
+
+def temperatures(names: Iterable[str], prefix: str) -> dict[float, str]:
+  """{τ: name} of the rows that are named after their constant temperature, from the lowest.
+
+  >>> temperatures(['simclr_0.5', 'simclr_0.2', 'simclr_0.2_plain_sgd'], 'simclr_')
+  {0.2: 'simclr_0.2', 0.5: 'simclr_0.5'}
+  """
+  found = {name: re.fullmatch(rf'{prefix}([0-9.]+)', name) for name in names}
+  return dict(sorted((float(match[1]), name) for name, match in found.items() if match))
 
 
 def _relevant(saved: Mapping) -> dict:

@@ -1,6 +1,7 @@
 """The papers' tables: every row is a valid config, and the runner runs exactly what is missing, whatever happens."""
 
 import dataclasses
+import doctest
 import importlib
 import json
 import pathlib
@@ -15,6 +16,7 @@ import pytest
 
 from configs import cifar10
 from experiments import pictures, runner, tables
+from experiments.cacr import figures as cacr_figures
 from experiments.tables import Column, Row, Sweep
 from ssl_jax import config, methods
 from ssl_jax.evals import settings
@@ -323,6 +325,12 @@ def test_the_rows_of_one_table_are_run(place, tmp_path, capsys):
     runner.main(sweep, folder, [*arguments, '--of=Table 4'])
 
 
+@pytest.mark.parametrize('module', [tables, cacr_figures])
+def test_examples(module):
+  failed, attempted = doctest.testmod(module)
+  assert attempted and not failed
+
+
 def test_differences_of_two_rows(tmp_path, capsys):
   rows = tau(0.1), tau(0.2, seeds=(0, 1)), tau(0.3), tau(0.5)
   sweep, folder = sweep_of(*rows), tmp_path / 'paper'
@@ -377,6 +385,7 @@ def test_a_signal_stops_the_runs_and_the_same_command_resumes(place, tmp_path, c
   code = f"""
 from pathlib import Path
 from experiments import runner
+from experiments.cacr import figures as cacr_figures
 from experiments.tables import Column, Row, Sweep
 paths = Path({str(folder)!r}), Path({str(tmp_path)!r})
 runner.run({sweep!r}, paths[0], runs=paths[1] / 'runs', commit='abc', program=str(paths[1] / 'stub.py'))
