@@ -63,8 +63,8 @@ BY_TEMPERATURE = (
   ('NT-Xent, CIFAR-10-LT', 'long_tail', 'knn1', '1-NN', 'simclr_'),
   ('NT-Xent, CIFAR-100-LT', 'long_tail', 'knn1', '1-NN', 'cifar100_simclr_'),
   ('memory bank, 49,999 negatives, CIFAR-10', 'behaviour', 'linear', 'linear', 'contrastive_'),
-  ('memory bank, 4,095 nearest negatives, CIFAR-10', 'behaviour', 'linear', 'linear', 'hard_'),
   ('memory bank, 49,999 negatives, CIFAR-100', 'behaviour', 'linear', 'linear', 'cifar100_contrastive_'),
+  ('memory bank, 4,095 nearest negatives, CIFAR-10', 'behaviour', 'linear', 'linear', 'hard_'),
 )
 
 # The pages of the API, in the order of the imports.
