@@ -27,7 +27,7 @@ WORKDIR = flags.DEFINE_string(
   'workdir', None, "The run's directory (default: runs/NAME, after --config); the same command resumes its run."
 )
 MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (views: a contact sheet; prepare: data).')
-ANY_MD5 = flags.DEFINE_bool('any_md5', False, '--mode=prepare: accept archives that are not the official ones.')
+ANY_MD5 = flags.DEFINE_bool('any_md5', False, '--mode=prepare: accept local archives with another md5.')
 
 
 class Command(NamedTuple):
@@ -186,8 +186,12 @@ def _leave_to_the_main_thread() -> None:
 
 
 def _again() -> str:
-  """What the same command does after an interruption. Only training has checkpoints."""
-  return 'resumes from the last checkpoint, if there is one' if MODE.value == 'train' else 'starts again'
+  """What the same command does after an interruption."""
+  kept = {
+    'train': 'resumes from the last checkpoint, if there is one',
+    'transfer': 'resumes after the last finished part',
+  }
+  return kept.get(MODE.value, 'starts again')
 
 
 def _exit(message: str | Exception) -> NoReturn:

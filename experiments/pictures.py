@@ -117,7 +117,10 @@ class Panel(NamedTuple):
 
 @style()
 def heat_maps(panels: Sequence[Panel], label: str, *, per_line: int, width: float, span: float = np.inf) -> Any:
-  """Heat maps with one color scale, limited to `span` below the highest value. NaN cells are empty.  -> Figure"""
+  """Heat maps with one color scale, limited to `span` below the highest value.  -> Figure
+
+  NaN cells are empty, and those of -inf have a cross.
+  """
   from matplotlib.figure import Figure
   from matplotlib.patches import Rectangle
 
@@ -128,11 +131,15 @@ def heat_maps(panels: Sequence[Panel], label: str, *, per_line: int, width: floa
   figure = Figure(figsize=(width, 0.5 + lines * width / per_line * 0.8), layout='constrained')
   axes = figure.subplots(lines, per_line, squeeze=False)
   for axis, panel in zip(axes.flat, panels, strict=True):
-    image = axis.imshow(panel.values, origin='lower', cmap='viridis', vmin=low, vmax=high)
+    image = axis.imshow(
+      np.where(np.isfinite(panel.values), panel.values, np.nan), origin='lower', cmap='viridis', vmin=low, vmax=high
+    )
     for (row, column), value in np.ndenumerate(panel.values):
       if np.isfinite(value):
         color = 'white' if value < (low + high) / 2 else 'black'
         axis.text(column, row, f'{value:.1f}', ha='center', va='center', color=color, fontsize=9)
+      elif np.isinf(value):
+        axis.text(column, row, '×', ha='center', va='center', color=INK, fontsize=12)
     if panel.marked:
       row, column = panel.marked
       axis.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=2.5))

@@ -311,7 +311,7 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
   parser.add_argument('--list', action='store_true', help='show what is done and what is missing')
   parser.add_argument('--table', action='store_true', help='write the table of the results into README.md')
   parser.add_argument('--difference', type=names, metavar='ROW,ROW', help='print the differences of two rows')
-  late = 'start no run that would end later'
+  late = 'time limit in minutes: start no run that would exceed it'
   parser.add_argument('--budget-minutes', dest='budget', type=float, default=math.inf, help=late)
   parser.add_argument('--side-by-side', type=int, default=1, help='number of runs at once (up to 4 with NVIDIA MPS)')
   parser.add_argument('--others', type=int, default=0, help='number of runs of other sweeps on the same device')

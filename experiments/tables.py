@@ -193,15 +193,17 @@ def differences(sweep: Sweep, folder: pathlib.Path, names: Sequence[str]) -> str
     if name not in found:
       raise ValueError(f'--difference: {name!r} has not been run: run it with --only={name}')
   here, there = (found[name] for name in names)
-  seeds = [', '.join(str(result['seed']) for result in results) for results in (here, there)]
+  names_of = lambda results: ', '.join(str(result['seed']) for result in results)
   known = {column.metric: column for column in sweep.columns}
   # All accuracies, even if they have no column; measures of features have a slash.
   others = [metric for metric in here[0]['metrics'] if not ('/' in metric or metric.endswith('_top5'))]
-  lines = [f'{names[0]} (seeds {seeds[0]}) minus {names[1]} (seeds {seeds[1]})']
+  lines = [f'{names[0]} (seeds {names_of(here)}) minus {names[1]} (seeds {names_of(there)})']
   for column in [*sweep.columns, *(Column(metric, metric) for metric in others if metric not in known)]:
     values = column.values(here), column.values(there)
     if all(values):
-      lines.append(f'  {column.metric}: {_difference(column, *values)}')
+      fewer = [len(found) for found in values] != [len(here), len(there)]
+      seeds = f' ({len(values[0])} and {len(values[1])} seeds)' * fewer
+      lines.append(f'  {column.metric}: {_difference(column, *values)}{seeds}')
   return '\n'.join([*lines, '± is the standard error of the difference, brackets are the 95 % interval (Welch).'])
 
 
@@ -252,12 +254,16 @@ def markdown(sweep: Sweep, finished: Mapping, name: str) -> str:
     mode = [] if row.mode == 'train' else [f'--mode={row.mode}']
     lines.append([*cells, str(len(results)), f'`{" ".join([row.config, *mode, *flags(row.changes)])}`'])
   text = f'{sweep.protocol}\n'
-  if len(lines) > 2:
+  if shown := len(lines) > 2:
     text += '\n' + ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+  if any(int(seeds) > 1 for *_, seeds, _ in lines[2:]):
+    text += '\n± is the standard deviation over seeds.\n'
   text += '\n![Published and measured here](results.svg)\n' if comparable(sweep, finished) else ''
   text += f'\nAll rows also use `{" ".join(flags(sweep.common))}`.\n' if sweep.common else ''
-  command = f'python -m experiments.{name}.sweep --list'
-  return text + (f'\nFurther rows not run yet: {waiting}. `{command}` lists them.\n' if waiting else '')
+  if waiting:
+    rows = 'Further rows' if shown else 'Rows'
+    text += f'\n{rows} not run yet: {waiting}. `python -m experiments.{name}.sweep --list` lists them.\n'
+  return text
 
 
 def flags(changes: Mapping) -> list[str]:

@@ -339,6 +339,7 @@ def test_differences_of_two_rows(tmp_path, capsys):
   for row in rows:
     for seed, score in enumerate(scores[row.name]):
       metrics = {'knn200': score, 'linear': 85.0, 'linear_top5': 99.0, 'backbone/rankme': 7.0}
+      metrics |= {'finetune': 87.0} if seed < 2 or row.name == 'tau_0.1' else {}
       tables.append(folder / 'results.jsonl', result(sweep, row, seed, metrics=metrics))
 
   def shown(names):
@@ -347,7 +348,7 @@ def test_differences_of_two_rows(tmp_path, capsys):
 
   # Equal spreads: Student's t with four degrees of freedom, 2.776 times sqrt(1/3 + 1/3).
   text = ['tau_0.1 (seeds 0, 1, 2) minus tau_0.2 (seeds 0, 1, 2)', '  knn200: -2.00 ± 0.82 [-4.27, +0.27]']
-  assert shown('tau_0.1,tau_0.2')[:-1] == [*text, '  linear: +0.00']
+  assert shown('tau_0.1,tau_0.2')[:-1] == [*text, '  linear: +0.00', '  finetune: +0.00 (3 and 2 seeds)']
   assert shown('tau_0.3,tau_0.1')[1] == '  knn200: +9.00 (one seed: no standard error)'
   for names, message in (
     ('tau_0.1', "--difference='tau_0.1' must name two rows, separated by a comma"),

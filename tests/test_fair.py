@@ -125,7 +125,18 @@ def test_a_setting_that_diverges_is_the_worst_and_is_not_run(monkeypatch):
   assert best('nt_xent', results) == (0.36, 0.1) and accuracies('nt_xent', results)[1.08, 0.1] == -math.inf
   assert 'nt_xent_1.08_0.1' not in [row.name for row in make(results).rows]
   assert np.isneginf(figures.surface('nt_xent', results)).sum() == 1
-  figures.surfaces(results)
+  drawn = [text.get_text() for text in figures.surfaces(results).axes[0].texts]
+  assert sorted(drawn) == [*['80.0'] * 7, '81.0', '×']
+  assert '| NT-Xent | 9 of 9, 1 diverged | τ = 0.1' in figures.comparison(results)
+
+
+def test_a_loss_that_always_diverges_has_no_final_row(monkeypatch):
+  monkeypatch.setattr(sweep, 'DIVERGED', tuple(name_of('dcl', setting) for setting in grid('dcl')))
+  assert best('dcl', {}) is None and not finals({})
+  assert '| DCL | 9 of 9, 9 diverged | — |' in figures.comparison({})
+  figures.surfaces({})
+  with pytest.raises(ValueError, match=r"^DIVERGED has 'dcl_0\.12_0\.07', which has a result: remove one of them"):
+    make(finished('dcl'))
 
 
 def test_the_surfaces_have_an_empty_cell_for_each_missing_run():

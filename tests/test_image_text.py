@@ -272,7 +272,7 @@ def test_several_image_views_blocks_and_bert(tmp_path):
     ),
     ({'model': dict(name='bert_tiny')}, r"model\.name = 'bert_tiny' encodes sentences, but data\.source = 'embedded'"),
     ({'small_crops.number': 2}, r'small_crops\.number = 2 .*'),
-    ({'eval.sts': 'sts'}, r"eval\.sts = 'sts' has no meaning for pairs"),
+    ({'eval.sts': 'sts'}, r"eval\.sts = 'sts' does not apply to pairs"),
     ({'method.block': -1}, r'method\.block = -1 must be'),
     ({'method.queue': 60}, r'method\.queue = 60 must be a multiple of batch_size = 16: try 48'),
     ({'loss': dict(name='sigmoid', bias=float('nan'))}, r'loss\.bias = nan must be'),
@@ -305,7 +305,7 @@ def test_the_views_of_the_images_are_drawn(tmp_path):
 
 def test_prompts_have_no_meaning_for_images():
   chosen = config.load('configs/cifar10.py', ['eval.prompts=plain'])
-  with pytest.raises(ValueError, match=r"^eval\.prompts = 'plain' has no meaning for images"):
+  with pytest.raises(ValueError, match=r"^eval\.prompts = 'plain' does not apply to images"):
     builder.modality_of(chosen).check(chosen, methods.parts(chosen, None).network.encoder)
 
 

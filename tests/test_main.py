@@ -70,6 +70,7 @@ def test_a_mistake_is_one_line(arguments, message, monkeypatch, tmp_path):
   ('mode', 'then'),
   [
     ('train', 'resumes from the last checkpoint, if there is one'),
+    ('transfer', 'resumes after the last finished part'),
     ('evaluate', 'starts again'),
     ('prepare', 'starts again'),
   ],

@@ -235,10 +235,10 @@ def test_views_of_sentences_are_not_drawn(trained, tmp_path):
     ),
     (
       {'augment': dict(name='simclr')},
-      r"augment\.name = 'simclr' has no meaning for sentences: set augment\.name='drop",
+      r"augment\.name = 'simclr' does not apply to sentences: set augment\.name='drop",
     ),
-    ({'eval.k': (5,)}, r'eval\.k = \[5\] has no meaning for sentences: set eval\.k=\[\]'),
-    ({'online_probe': 0.1}, r'online_probe = 0\.1 has no meaning for sentences: set online_probe=0\.0'),
+    ({'eval.k': (5,)}, r'eval\.k = \[5\] does not apply to sentences: set eval\.k=\[\]'),
+    ({'online_probe': 0.1}, r'online_probe = 0\.1 does not apply to sentences: set online_probe=0\.0'),
     (
       {'model.vocabulary': 20},
       r'model\.vocabulary = 20 must be at least the \d+ entries of the vocabulary of the sentences',
@@ -246,9 +246,9 @@ def test_views_of_sentences_are_not_drawn(trained, tmp_path):
     ({'data.path': 'nowhere.txt'}, r"data\.path = 'nowhere\.txt' is not a file"),
     ({'data.vocabulary': 'nowhere.txt'}, r"data\.vocabulary = 'nowhere\.txt' is not a file"),
     ({'init': 'x.safetensors'}, r"init = 'x\.safetensors' needs the vocabulary of its weights"),
-    ({'augment.rate': 0.3}, r'augment\.rate has no meaning for sentences: leave it out, or set model\.dropout'),
-    ({'augment_other': dict(flip=0.5)}, r'augment_other\.flip has no meaning for sentences'),
-    ({'data.on_device': 'no'}, r"data\.on_device = 'no' has no meaning for sentences"),
+    ({'augment.rate': 0.3}, r'augment\.rate does not apply to sentences: leave it out, or set model\.dropout'),
+    ({'augment_other': dict(flip=0.5)}, r'augment_other\.flip does not apply to sentences'),
+    ({'data.on_device': 'no'}, r"data\.on_device = 'no' does not apply to sentences"),
     ({'eval.sts': 'nowhere'}, r"eval\.sts = 'nowhere' is not a folder"),
     ({'eval.transfer': 'nowhere'}, r"eval\.transfer = 'nowhere' is not a folder"),
     ({'batch_size': 512}, r'batch_size = 512 must not exceed the 64 training sentences'),
@@ -266,7 +266,7 @@ def test_evaluating_sentences_needs_scored_pairs(trained, tmp_path):
 
 def test_keys_of_sentences_are_refused_for_images():
   chosen = config.load('configs/cifar10.py', ['eval.sts=sts'])
-  with pytest.raises(ValueError, match=r"^eval\.sts = 'sts' has no meaning for images: set eval\.sts=''"):
+  with pytest.raises(ValueError, match=r"^eval\.sts = 'sts' does not apply to images: set eval\.sts=''"):
     IMAGES.check(chosen, methods.parts(chosen, None).network.encoder)
 
 

@@ -26,8 +26,13 @@ AUGMENTATIONS = {
 CLASSES = {'nt_xent': (20.82, 13.65), 'balanced_2_1': (21.24, 15.01)}
 
 
+def linear(accuracy: float) -> dict[str, float]:
+  """A published accuracy. The paper does not say whether the classifier saw augmented images."""
+  return {'linear': accuracy, 'finetune': accuracy}
+
+
 def similarity(name: str, title: str, accuracy: float) -> Row:
-  changes, published = {'method.similarity': name}, {'linear': accuracy}
+  changes, published = {'method.similarity': name}, linear(accuracy)
   return Row(f'nt_xent_{name}', f'NT-Xent, {title}', NT_XENT, changes, (0,), published, shows=('Table 1',), **HOURS)
 
 
@@ -42,7 +47,7 @@ def classes(loss: str, rule: str, accuracy: float) -> Row:
   title = f'{"balanced, α = 2, λ = 1" if balanced else "NT-Xent"}, {rule.replace("_", "-")} classes, 115,846 images'
   changes = {'loss.alpha': 2.0, 'loss.lam': 1.0} if balanced else {}
   shows = ('Table 5' if balanced else 'Table 2',)
-  config, published = f'{BALANCED if balanced else NT_XENT},{rule}', {'linear': accuracy}
+  config, published = f'{BALANCED if balanced else NT_XENT},{rule}', linear(accuracy)
   return Row(f'{loss}_{rule}', title, config, changes, (0,), published, 120, shows=shows, images=LONG_TAIL)
 
 
@@ -53,7 +58,7 @@ def cell(loss: str, alpha: int, lam: int) -> Row:
     title=f'{LOSSES[loss]}, α = {alpha}, λ = {lam}',
     config=BALANCED,
     changes={'loss.name': loss, 'loss.alpha': float(alpha), 'loss.lam': float(lam)},
-    published={'knn200': 51.00, 'linear': 67.40} if best else {},
+    published={'knn200': 51.00, **linear(67.40)} if best else {},
     note='published: ± 0.22 and ± 0.07 over 5 runs' if best else '',
     further=not best,
     shows=('Table 4', 'Figure 4') if best else ('Figure 4',),
@@ -66,22 +71,23 @@ SWEEP = Sweep(
   protocol=(
     'ImageNet-1K. ResNet-50, 224 pixels, 100 epochs, batch 512, learning rate 0.1 with a cosine schedule, last epoch. '
     'Linear classifier on the backbone features (2,048): LARS, learning rate 1.6 with a cosine schedule, 90 epochs, '
-    'batch 4,096, without augmentation. kNN: the same features, 200 neighbors, majority vote. Prototype bias '
-    '(Eq. 51): mean distance between the normalized embeddings of an image and of another of its class, both with the '
-    'same augmentation, over the 50,000 validation images.'
+    'batch 4,096, without augmentation and with random crops (0.08 to 1 of the area) and flips. kNN: the same '
+    'features, 200 neighbors, majority vote. Prototype bias (Eq. 51): mean distance between the normalized embeddings '
+    'of an image and of another of its class, both with the same augmentation, over the 50,000 validation images.'
   ),
   columns=(
     Column('linear', 'linear, %'),
+    Column('finetune', 'linear with crops and flips, %'),
     Column('knn200', 'kNN-200, %'),
     Column('projector/prototype_bias_sampled', 'prototype bias', digits=3),
   ),
-  common={'eval.views': 2, 'eval.view_images': 50_000},
+  common={'eval.finetune': 'linear', 'eval.views': 2, 'eval.view_images': 50_000},
   rows=(
     Row(
       'nt_xent',
       'NT-Xent, τ = 0.5, cosine',
       NT_XENT,
-      published={'linear': 65.98},
+      published=linear(65.98),
       shows=('Table 1', 'Figure 3'),
       **HOURS,
     ),

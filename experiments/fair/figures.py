@@ -3,6 +3,7 @@
 python -m experiments.fair.figures
 """
 
+import math
 import pathlib
 import statistics
 
@@ -19,7 +20,10 @@ NEAR = 1.0  # points below the best setting
 
 
 def surface(loss: str, finished: Finished) -> np.ndarray:
-  """Accuracy on the held-out images. Rows are learning rates, columns strengths, NaN means not run.  -> [3, 3]"""
+  """Accuracy on the held-out images. Rows are learning rates, columns strengths.  -> [3, 3]
+
+  NaN means not run, and -inf that the loss diverged.
+  """
   found = sweep.accuracies(loss, finished)
   return np.array([[found.get((rate, value), np.nan) for value in LOSSES[loss].values] for rate in RATES])
 
@@ -42,7 +46,8 @@ def comparison(finished: Finished) -> str:
   lines.append(['---'] * len(lines[0]))
   for name, loss in LOSSES.items():
     found, chosen = sweep.accuracies(name, finished), sweep.best(name, finished)
-    cells = [loss.title, f'{len(found)} of 9', '—', '—', '—', '—']
+    diverged = sum(map(math.isinf, found.values()))
+    cells = [loss.title, f'{len(found)} of 9' + f', {diverged} diverged' * bool(diverged), '—', '—', '—', '—']
     if chosen:
       near = sum(accuracy >= found[chosen] - NEAR for accuracy in found.values())
       at = ' and '.join(sweep.edges(name, chosen)) or 'no'

@@ -10,6 +10,7 @@ the best setting, trained on all training images for twice as long, with three s
 
 import dataclasses
 import itertools
+import math
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ EPOCHS, IMAGES, SEEDS = (100, 200), (45_000, 50_000), (0, 1, 2)  # selection, fi
 # The same split for every selection run: the first 45,000 training images for training, the last 5,000 for scoring.
 HELD_OUT = {'data.train_split': 'train[:90%]', 'data.test_split': 'train[90%:]'}
 RATES = (0.12, 0.36, 1.08)
-# Names of settings whose loss diverges. They count as worse than any accuracy, and are not run.
+# Names of settings whose loss diverges. They count as worse than any accuracy, and are not run. None has a result.
 DIVERGED: tuple[str, ...] = ()
 
 Setting = tuple[float, float]  # learning rate, strength
@@ -108,12 +109,12 @@ def accuracies(loss: str, finished: Finished) -> dict[Setting, float]:
 
 
 def best(loss: str, finished: Finished) -> Setting | None:
-  """The setting with the highest accuracy on the held-out images; None until all nine are known.
+  """The setting with the highest accuracy on the held-out images; None until all nine are known, or if all diverged.
 
   Ties: the setting nearer to the middle of the grid, then the lower learning rate, then the lower value.
   """
   found = accuracies(loss, finished)
-  if len(found) < len(grid(loss)):
+  if len(found) < len(grid(loss)) or not any(map(math.isfinite, found.values())):
     return None
   return min(found, key=lambda setting: (-found[setting], from_middle(loss, setting), *setting))
 
@@ -148,6 +149,8 @@ def final(loss: str, setting: Setting) -> Row:
 
 def make(finished: Finished) -> Sweep:
   """The sweep, with a final row for each loss whose selection is complete."""
+  if both := sorted({name for name, _ in finished} & set(DIVERGED)):
+    raise ValueError(f'DIVERGED has {both[0]!r}, which has a result: remove one of them')
   settings = [(loss, setting) for loss in LOSSES for setting in grid(loss)]
   settings.sort(key=lambda pair: grid(pair[0]).index(pair[1]))  # the first setting of every loss, then the second, ...
   rows = [selection(*pair) for pair in settings if name_of(*pair) not in DIVERGED]

@@ -63,7 +63,7 @@ class Modality:
     given = flatten(config)
     for key, value in self.meaningless.items():
       if given[key] != value:
-        raise ValueError(f'{key} = {given[key]!r} has no meaning for {self.name}: set {key}={value!r}')
+        raise ValueError(f'{key} = {given[key]!r} does not apply to {self.name}: set {key}={value!r}')
 
   def check_source(self, config: ConfigDict, network: nn.Module, source: sources.Source) -> None:
     """Raises a ValueError for training examples that the encoders of the network cannot read."""
@@ -214,9 +214,9 @@ class _Sentences(Modality):
         'sentences: give another data.source, or method.name=cmc'
       )
     if further := [key for key in flatten(config) if key.startswith('augment') and key != 'augment.name']:
-      raise ValueError(f'{further[0]} has no meaning for sentences: leave it out, or set model.dropout')
+      raise ValueError(f'{further[0]} does not apply to sentences: leave it out, or set model.dropout')
     if config.data.on_device == 'no':
-      raise ValueError("data.on_device = 'no' has no meaning for sentences: set data.on_device='auto'")
+      raise ValueError("data.on_device = 'no' does not apply to sentences: set data.on_device='auto'")
     for key, known in (('sts', 'sts12.tsv, stsb.tsv'), ('transfer', 'mr.tsv, trec.tsv')):
       if (folder := config.eval[key]) and not pathlib.Path(folder).expanduser().is_dir():
         raise ValueError(f'eval.{key} = {folder!r} is not a folder: give one with {known}, ...')

@@ -196,7 +196,7 @@ def _closing(dataset: 'grain.IterDataset[Batch]') -> Batches:
     if 'exit code -' not in str(error):  # not a signal
       raise
     raise ValueError(
-      'a worker of data.workers was killed, probably for lack of memory: lower data.workers, or set it to 0'
+      'a worker of data.workers was killed, probably because memory ran out: lower data.workers, or set it to 0'
     ) from error
   finally:
     iterator.close()

@@ -71,7 +71,7 @@ def _prepare_tfds(name: str, root: pathlib.Path, given: Sequence[str], any_md5: 
       raise ValueError(
         f'{folder} holds the set in a format other than array_record: give another folder, --config.data.path=DIR'
       )
-    print(f'{name} is prepared in {folder} already')
+    print(f'{name} is already prepared in {folder}')
     return folder
   if folder.exists() and (not folder.is_dir() or os.listdir(folder)):  # else the last step would fail
     raise ValueError(f'{folder} holds something else: remove it, or give another folder, --config.data.path=DIR')
@@ -276,7 +276,7 @@ def _prepare_folder(name: str, path: str, given: Sequence[str], any_md5: bool) -
   if folder.is_dir() and os.listdir(folder):
     if not (folder / 'train').is_dir() or (folder / 'val' / 'images').is_dir():
       raise ValueError(f'data.path = {path!r} holds something else: give another folder, --config.data.path=DIR')
-    print(f'{name} is prepared in {folder} already')
+    print(f'{name} is already prepared in {folder}')
     return folder
   [file] = archives.fetch(name, given, folder.parent / 'downloads', any_md5)
   part = _empty(folder.with_name(f'{folder.name}.incomplete'))

@@ -146,7 +146,9 @@ class Source:
         return decode(self.open([k])[0]()), k
       except UNREADABLE as error:
         self._note_broken(k, error)
-    raise ValueError(f'none of {tries} images from {self.where(position)} on is readable: is the data still there?')
+    raise ValueError(
+      f'none of the {tries} images from {self.where(position)} on can be read: check that the data still exists'
+    )
 
   def read(self, position: int) -> np.ndarray:
     """uint8 [H, W, 3]"""

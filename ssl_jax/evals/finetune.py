@@ -107,6 +107,7 @@ def evaluate(run: Run, state: State) -> dict:
   return {
     'finetune': found['top1'],
     'finetune_std': found['top1_std'],
+    'finetune_top5': found['top5'],
     'finetune_protocol': f'{"linear with augmentation" if frozen else "fine-tuned"}, labels: {labels}',
     'finetune_settings': linear.settings_of(found),
   }

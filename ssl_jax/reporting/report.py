@@ -207,7 +207,8 @@ def _duration(seconds: float) -> str:
 
 def _headline(run: FinishedRun) -> list[Section]:
   names = {'linear': f'linear ({run.evaluation.get("linear_protocol")}), %', 'linear_top5': 'linear, top-5, %'}
-  names['finetune'] = f'{run.evaluation.get("finetune_protocol")}, %'
+  tuned = run.evaluation.get('finetune_protocol')
+  names |= {'finetune': f'{tuned}, %', 'finetune_top5': f'{tuned}, top-5, %'}
   label = lambda key: (
     names.get(key)
     or with_unit(key.replace('knn', 'kNN, k = ').replace('_top5', ', top-5').replace('_white', ', whitened'))

@@ -222,7 +222,7 @@ def _intact(workdir: pathlib.Path, *, set_aside: bool) -> int | None:
     raise ValueError(f'{_damage(workdir, damaged)}: remove {workdir / "checkpoints"}, and the run starts again')
   if damaged:
     moved = f' and moved to {workdir / "damaged"}' if set_aside else ''
-    files.warn(f'{_damage(workdir, damaged)}{moved}: step {step} is used')
+    files.warn(f'{_damage(workdir, damaged)}{moved}: using step {step} instead')
   if damaged and set_aside:
     _together('damaged checkpoints are known')
     if jax.process_index() == 0:

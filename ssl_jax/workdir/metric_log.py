@@ -81,7 +81,7 @@ def read(workdir: pathlib.Path) -> list[dict]:
 def check_history(workdir: pathlib.Path, rows: Sequence[Mapping], step: int) -> None:
   """Warns if the rows of metrics.jsonl end before `step`, which the run had logged."""
   if (last := max((row['step'] for row in rows), default=0)) < step:
-    files.warn(f'{workdir / "metrics.jsonl"} ends at step {last}, and the run had logged step {step}: rows are lost')
+    files.warn(f'{workdir / "metrics.jsonl"} ends at step {last}, but the run had logged step {step}: rows are lost')
 
 
 def read_arrays(workdir: pathlib.Path, name: str = '') -> dict[str, np.ndarray]:

@@ -162,7 +162,7 @@ def test_the_set_has_the_pixels_and_labels_of_the_archive(name, tmp_path, capsys
   assert f'{name} train: {len(splits["train"][0])} images' in said and f'is prepared in {folder}' in said
   assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name]  # no leftovers
   prepare.prepare(section(name, tmp_path / 'sets'))  # downloads nothing
-  assert f'{name} is prepared in {folder} already' in capsys.readouterr().out
+  assert f'{name} is already prepared in {folder}' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('name', ['cifar10', 'cifar100'])
@@ -240,7 +240,7 @@ def test_tiny_imagenet_becomes_class_folders(tmp_path, capsys):
   np.testing.assert_array_equal(test.labels, [0, 1, 2, 2])
   capsys.readouterr()
   prepare.prepare(data)
-  assert 'is prepared in' in capsys.readouterr().out
+  assert 'is already prepared in' in capsys.readouterr().out
   (folder / 'val' / 'images').mkdir()  # as the archive itself unpacks
   with pytest.raises(ValueError, match='holds something else: give another folder'):
     prepare.prepare(data)

@@ -298,7 +298,7 @@ def test_evaluations_fine_tune_as_configured(prepared, monkeypatch):
   parts, state = prepared
   chosen = parts(1)
   calls = []
-  report = {'top1': 50.0, 'top1_std': None}
+  report = {'top1': 50.0, 'top1_std': None, 'top5': 75.0}
 
   def record(run, state, *, labels='all', protocol=finetune.FULL, frozen=False, seeds):
     calls.append((labels, protocol, frozen, tuple(seeds)))
@@ -308,7 +308,8 @@ def test_evaluations_fine_tune_as_configured(prepared, monkeypatch):
   monkeypatch.setitem(chosen.config.eval, 'seeds', (2, 3))
   for choice in ('5-shot', 'linear', 'linear 1%'):
     monkeypatch.setitem(chosen.config.eval, 'finetune', choice)
-    assert finetune.evaluate(chosen, state)['finetune'] == 50.0
+    found = finetune.evaluate(chosen, state)
+    assert (found['finetune'], found['finetune_top5']) == (50.0, 75.0)
   assert calls == [
     ('5-shot', finetune.FULL, False, (2, 3)),
     ('all', linear.PROTOCOLS['balanced_cifar'], True, (2, 3)),

@@ -68,10 +68,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path, c
   assert not same(leaves(tmp_path / 'run'), expected)  # step 2
   said = capsys.readouterr().err
   assert said.count('\n') == 1 and said.startswith('ssl_jax: warning: checkpoint 4 (state/ocdbt.process_0/d/')
-  assert 'does not match its checksum' in said and said.endswith('is damaged: step 2 is used\n')
+  assert 'does not match its checksum' in said and said.endswith('is damaged: using step 2 instead\n')
   train.train(chosen, tmp_path / 'run')
   said = capsys.readouterr()
-  assert f'is damaged and moved to {tmp_path / "run" / "damaged"}: step 2 is used\n' in said.err
+  assert f'is damaged and moved to {tmp_path / "run" / "damaged"}: using step 2 instead\n' in said.err
   assert 'resumes at step 2' in said.out
   assert same(leaves(tmp_path / 'run'), expected)
   assert (tmp_path / 'run' / 'damaged' / '4').is_dir()
@@ -156,7 +156,7 @@ def test_lost_rows_are_noticed(tmp_path, capsys):
   file.write_text(''.join(file.read_text().splitlines(keepends=True)[:3]))
   capsys.readouterr()
   train.train(chosen, tmp_path / 'run')
-  assert f'{file} ends at step 3, and the run had logged step 4: rows are lost' in capsys.readouterr().err
+  assert f'{file} ends at step 3, but the run had logged step 4: rows are lost' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('content', ['[' * 100_000, '{"a":' * 60 + '1' + '}' * 60, 'null', '\0', ''])

@@ -79,7 +79,7 @@ def test_a_fork_within_a_row_may_have_other_metrics_and_lost_rows_are_named(pare
   changes = {'loss.name': 'simple', 'temperature': {'name': 'none'}}
   chosen = tiny(parent[0], **SETTINGS, fork=f'{copy}@{AT}', **changes)
   train.train(chosen, tmp_path / 'run')
-  assert 'ends at step 4, and the run had logged step 8: rows are lost' in capsys.readouterr().err
+  assert 'ends at step 4, but the run had logged step 8: rows are lost' in capsys.readouterr().err
   assert [row['step'] for row in metric_log.read(tmp_path / 'run') if 'loss' in row] == [4, 12, 16, 20]
 
 
