@@ -82,7 +82,7 @@ def main(folder: pathlib.Path = FOLDER) -> list[pathlib.Path]:
   paths = []
   for name, figure in drawn.items():
     paths.append(folder / f'{name}.svg')
-    paths[-1].write_text(figures.svg(figure, paper='white'))
+    figures.write_svg(figure, paths[-1])
   return paths
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import tables
-from ssl_jax.reporting.figures import COLORS, INK, style, svg
+from ssl_jax.reporting.figures import COLORS, INK, style, write_svg
 
 
 def draw(sweep: tables.Sweep, folder: pathlib.Path) -> None:
@@ -21,7 +21,7 @@ def draw(sweep: tables.Sweep, folder: pathlib.Path) -> None:
   if results := tables.grouped(sweep, finished):
     drawn |= {name: function(sweep, results) for name, function in sweep.figures.items()}
   for name, figure in drawn.items():
-    (folder / f'{name}.svg').write_text(svg(figure, paper='white'))
+    write_svg(figure, folder / f'{name}.svg')
 
 
 @style()

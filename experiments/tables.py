@@ -287,8 +287,8 @@ def write(sweep: Sweep, folder: pathlib.Path) -> None:
 
 def insert(file: pathlib.Path, text: str, marks: tuple[str, str]) -> None:
   """Replaces the text between two marks in a file."""
-  before, first, rest = file.read_text().partition(marks[0])
+  before, first, rest = file.read_text(encoding='utf-8').partition(marks[0])
   _, last, after = rest.partition(marks[1])
   if not (first and last):
     raise ValueError(f'{file} has no {marks[0]} and {marks[1]}: add them where the table goes')
-  file.write_text(f'{before}{first}\n{text}{last}{after}')
+  file.write_text(f'{before}{first}\n{text}{last}{after}', encoding='utf-8')

@@ -385,6 +385,8 @@ def _negatives(
 ) -> tuple[jax.Array | NegativeBlocks, jax.Array | None]:
   """The `neg` and `where` of `Pairs`: keys [M, D] whose `instances` [M] differ from the query's `own` [Q]."""
   check_block(block)
+  if not len(keys):
+    raise ValueError(f'keys have shape {keys.shape}, so no query has a negative: give at least one key')
   if block:
     return NegativeBlocks(queries, keys, own, instances, similarity, block, symmetric, axis_name), None
   return _masked(_similarities(queries, keys, similarity), own[:, None] != instances[None])

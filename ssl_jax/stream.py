@@ -163,8 +163,8 @@ def _reduce(logits: Stream, values: Stream | None = None) -> tuple[jax.Array, ..
   operands = (*logits.operands, *(values.operands if values else ()))
 
   def function(s, *given):
-    logit = logits.function(s, *given[:count])
-    return (logit,) if values is None else (logit, values.function(s, *given[count:]))
+    found = [logits.function(s, *given[:count]), *([values.function(s, *given[count:])] if values else [])]
+    return tuple(x.astype(source.queries.dtype) for x in found)  # a parameter may have another type
 
   scalars = [jax.ShapeDtypeStruct((), x.dtype) for x in (source.queries, *operands)]
   closed = jax.make_jaxpr(function)(*scalars)

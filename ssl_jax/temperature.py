@@ -43,19 +43,14 @@ def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
   >>> print(scale(jnp.array([-1.0, 0.0, 1.0]), cosine(0.1, 0.2)).round(3))
   [-5.  0.  5.]
   """
-  if isinstance(temperature, OfStep | Schedule):
-    kind = 'a schedule of the step' if isinstance(temperature, OfStep) else 'the temperature of a run'
-    fix = 'pass schedule(step)' if isinstance(temperature, OfStep) else 'pass schedule.at(params, step)'
-    raise ValueError(f'temperature is {kind}, not a function of the similarity: {fix}')
-  if not callable(temperature):
-    if np.shape(temperature) == (1,):
-      temperature = jnp.reshape(temperature, ())
-    check_temperature(temperature)
+  check_temperature(temperature)
   if isinstance(s, Stream):
     return _scaled_stream(s, temperature)
   if callable(temperature):
     return s / temperature(s if isinstance(temperature, with_gradient) else jax.lax.stop_gradient(s))
   tau = jnp.asarray(temperature, s.dtype)
+  if tau.size == 1:
+    tau = tau.reshape(())
   if tau.ndim > s.ndim or any(n not in (1, size) for n, size in zip(tau.shape, s.shape, strict=False)):
     raise ValueError(
       f'temperature has shape {tau.shape}, but the similarities have shape {s.shape}: give a number, or one per query'
@@ -63,11 +58,17 @@ def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
   return s / (tau.reshape(tau.shape + (1,) * (s.ndim - tau.ndim)) if tau.ndim else tau)
 
 
-def check_temperature(temperature: float | jax.Array) -> None:
-  """Raises a ValueError unless a temperature, or each of several, is positive and finite. Tracers are not checked.
+def check_temperature(temperature: Temperature) -> None:
+  """Raises a ValueError for a schedule, or unless each temperature is positive and finite. Tracers are not checked.
 
   >>> check_temperature(np.array([0.1, 0.2]))
   """
+  if isinstance(temperature, OfStep | Schedule):
+    kind = 'a schedule of the step' if isinstance(temperature, OfStep) else 'the temperature of a run'
+    fix = 'pass schedule(step)' if isinstance(temperature, OfStep) else 'pass schedule.at(params, step)'
+    raise ValueError(f'temperature is {kind}, not a function of the similarity: {fix}')
+  if callable(temperature):
+    return
   if np.ndim(temperature) == 0:
     require_positive(temperature=temperature)
   elif not isinstance(temperature, jax.core.Tracer):
@@ -76,13 +77,28 @@ def check_temperature(temperature: float | jax.Array) -> None:
       raise ValueError(f'temperature = {wrong[0]:g} for one of the queries must be positive and finite')
 
 
-def _scaled_stream(s: Stream, temperature: Temperature) -> Any:
+def for_queries(temperature: Temperature, count: int) -> Any:
+  """A temperature that is a function, a scalar, or an array with one value for each of `count` queries.
+
+  >>> for_queries(np.array([[0.1]]), 8).shape, for_queries([0.1, 0.2], 2).shape
+  ((), (2,))
+  """
+  check_temperature(temperature)
   if callable(temperature) or np.ndim(temperature) == 0:
-    return s.apply(lambda x: scale(x, temperature))
-  tau, count = jnp.asarray(temperature, s.source.queries.dtype), len(s.source.queries)
-  if tau.size != count:
+    return temperature
+  tau = jnp.asarray(temperature)
+  if tau.size == 1:
+    return tau.reshape(())
+  if (len(tau), tau.size) != (count, count):
     raise ValueError(f'temperature has shape {tau.shape}, but there are {count} queries: give a number, or one each')
-  return s / tau
+  return tau
+
+
+def _scaled_stream(s: Stream, temperature: Temperature) -> Any:
+  tau = for_queries(temperature, len(s.source.queries))
+  if callable(tau) or np.ndim(tau) == 0:
+    return s.apply(lambda x: scale(x, tau))
+  return s / tau.astype(s.source.queries.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

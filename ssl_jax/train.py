@@ -26,7 +26,7 @@ from ssl_jax.evals.evaluate import Evaluator, evaluator_of
 from ssl_jax.reporting import neighbors
 from ssl_jax.run import builder
 from ssl_jax.run.builder import Run
-from ssl_jax.run.devices import AXIS, compile_seconds, require_same
+from ssl_jax.run.devices import AXIS, compile_seconds, require_same, sees
 from ssl_jax.run.state import State
 from ssl_jax.run.update import make_update, scan_update
 from ssl_jax.workdir import files, fork, metric_log, progress, wandb_log
@@ -76,7 +76,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
     if parent:
       parent.hand_over(checkpoints, workdir, state)
     latest = checkpoints.latest()
-    require_same({'the step of the newest checkpoint in --workdir, which all processes must share,': latest})
+    shared = '--workdir, which all processes must share,'
+    require_same({f'the step of the newest checkpoint in {shared}': latest, f'the view of {shared}': sees(workdir)})
     if latest is not None:
       state = checkpoints.restore(state)
     first, start, skipped = int(state.step), start - checkpoints.seconds(), checkpoints.skipped()

@@ -63,6 +63,11 @@ def test_nan_in_a_negative_is_not_hidden(name, block):
   assert np.isnan(LOSSES[name](pos, neg, where=where, **tau)).any()
 
 
+def test_the_number_of_hard_negatives_is_the_same_in_float32():
+  for fraction in (0.07, np.float32(0.07), jnp.float32(0.07)):
+    assert losses.hard_simple(jnp.zeros(1), jnp.ones((1, 100)), fraction=fraction) == 7
+
+
 def test_positives_and_one_hardest_negative():
   assert losses.hard(jnp.ones(2), jnp.zeros((2, 3)), 0.5, fraction=1e-10).shape == (2,)
 
@@ -210,18 +215,23 @@ class MemoryTest(absltest.TestCase):
 class OneTemperatureTest(absltest.TestCase):
   def test_an_array_of_one_temperature_holds_for_all_queries(self):
     z = embeddings(2, 4)
-    for loss in (losses.sigmoid, functools.partial(losses.hard, fraction=0.5)):
+    for loss in (losses.info_nce, losses.sigmoid, functools.partial(losses.hard, fraction=0.5)):
       for block in (0, 3):
         pos, neg, where = pairs.in_batch(*z, block=block)
-        found, expected = (loss(pos, neg, tau, where=where) for tau in (jnp.array([0.2]), 0.2))
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        expected = loss(pos, neg, 0.2, where=where)
+        for tau in ([0.2], jnp.array([0.2]), np.array([[0.2]]), [0.2] * 8):
+          np.testing.assert_allclose(loss(pos, neg, tau, where=where), expected, rtol=1e-6)
 
 
 class RefusalTest(absltest.TestCase):
   def test_refusals(self):
     z, own = embeddings(2, 4), jnp.zeros((4, 4), int)
     pos, blocks, _ = pairs.in_batch(*z, block=2)
+    hard = functools.partial(losses.hard, pos, blocks, fraction=0.5)
     for message, call in (
+      (r'^temperature has shape \(3,\), but there are 8 queries', lambda: hard(jnp.full(3, 0.1))),
+      (r'^temperature is the temperature of a run', lambda: hard(temperature.learnable())),
+      (r'^keys have shape \(0, 3\), so no query', lambda: pairs.with_queue(*z, np.ones((0, 3)), block=2)),
       (r'^block = -1 must be a number of queries, or 0', lambda: pairs.in_batch(*z, block=-1)),
       (r'^block = 2 needs negatives that all queries share', lambda: pairs.with_bank(*z, own[0], own, block=2)),
       (r'^where has shape \(8, 8\), but blocks', lambda: losses.simple(pos, blocks, where=jnp.ones((8, 8), bool))),

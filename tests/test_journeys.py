@@ -213,6 +213,16 @@ def test_the_same_folder_twice_is_refused(tmp_path):
   assert said.startswith("data.test_split = '': 12 of its 12 images are also in data.train_split = ''")
 
 
+def test_links_between_the_images_of_a_folder_are_refused(tmp_path):
+  fill(tmp_path / 'birds', 20)
+  for image in sorted((tmp_path / 'birds').rglob('*.png')):
+    image.with_name(f'link_{image.name}').symlink_to(image)
+  with pytest.raises(
+    ValueError, match=r'are also in data[.]train_split .*: remove links to other images of the folder$'
+  ):
+    evaluator_of(builder.build(chosen(tmp_path / 'birds')))
+
+
 @pytest.mark.parametrize('linked', ['split', 'class', 'file'])
 def test_folders_that_share_files_through_links_are_refused(tmp_path, linked):
   fill(tmp_path / 'train', 4)

@@ -157,6 +157,16 @@ def test_processes_with_different_commands_end_in_one_line(tmp_path, other, mess
 
 
 @pytest.mark.slow
+def test_a_workdir_that_is_not_shared_ends_in_one_line(undisturbed, tmp_path):
+  with processes(undisturbed, 2, tmp_path / 'run', other=[f'--workdir={tmp_path / "other"}']) as started:
+    said = [child.communicate(timeout=SECONDS) for child in started]
+  assert [child.returncode for child in started] == [1, 1], said
+  message = 'the view of --workdir, which all processes must share, = True in process 0, but False in process 1: '
+  assert all(re.match(f'ssl_jax: {message}', error) and error.count('\n') == 1 for _, error in said), said
+  assert not [*tmp_path.rglob('.shared-*')]
+
+
+@pytest.mark.slow
 def test_processes_that_see_different_checkpoints_end_in_one_line(undisturbed, tmp_path):
   """As on hosts without a shared file system: the second process has lost the newest checkpoint."""
   for name in ('run', 'other'):

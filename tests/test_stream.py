@@ -177,6 +177,22 @@ class RingTest(chex.TestCase):
     ring = mapped(functools.partial(means, axis_name='batch', block=3, ring=True), devices, 'shard_map')(params, batch)
     assert_near(jax.tree.map(lambda x: x[-1], ring), expected, 2e-6 if form == 'plain' else 1e-4)
 
+  def test_a_parameter_of_float64(self):
+    batch = embeddings(2, 8).swapaxes(0, 1)
+
+    def gradient(alpha, batch, axis_name=None, **block):
+      def mean(alpha):
+        pos, neg, where = pairs.in_batch(*batch.swapaxes(0, 1), axis_name=axis_name, **block)
+        return losses.balanced(pos, neg, where=where, alpha=alpha, lam=2.0).mean()
+
+      found = jax.grad(mean)(alpha)
+      return found if axis_name is None else jax.lax.pmean(found, axis_name)
+
+    with jax.enable_x64(True), jax.numpy_dtype_promotion('standard'):
+      alpha = jnp.asarray(2.0, jnp.float64)
+      ring = mapped(functools.partial(gradient, axis_name='batch', block=3, ring=True), 2, 'shard_map')(alpha, batch)
+      np.testing.assert_allclose(ring, gradient(alpha, batch), rtol=1e-5)
+
   def test_keys_of_another_encoder(self):
     batch = embeddings(2, 8).swapaxes(0, 1)
 

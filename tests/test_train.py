@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 
@@ -303,6 +304,11 @@ def test_a_damaged_checkpoint_without_checksums_is_named(tmp_path):
       file.write_bytes(b'')
   with pytest.raises(ValueError, match=r'checkpoint 2 in .* cannot be read .*: remove its folder'):
     train.train(chosen, tmp_path / 'run')
+
+
+def test_a_workdir_that_the_locale_cannot_encode_is_refused_at_once(tmp_path):
+  with pytest.raises(ValueError, match=r"^--workdir='.*' has letters that this locale lacks: set PYTHONUTF8=1$"):
+    files.writable(tmp_path / os.fsdecode(b'\xff'))
 
 
 def test_only_one_process_trains_in_a_workdir(tmp_path):

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from experiments import pictures, tables
 from experiments.balanced import sweep
 from experiments.balanced_imagenet import sweep as imagenet
-from ssl_jax.reporting.figures import COLORS, MARKS, style, svg
+from ssl_jax.reporting.figures import COLORS, MARKS, style, write_svg
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent
 SWEEPS = {'balanced': ('', sweep.SWEEP), 'balanced_imagenet': ('_imagenet', imagenet.SWEEP)}
@@ -92,7 +92,7 @@ def main(results: pathlib.Path = EXPERIMENTS, out: pathlib.Path | None = None) -
     for name, draw in FIGURES.items():
       if figure := draw(found):
         files.append((out or EXPERIMENTS / 'balanced') / f'{name}{ending}.svg')
-        files[-1].write_text(svg(figure, paper='white'))
+        write_svg(figure, files[-1])
   return files
 
 

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from experiments import tables
 from experiments.behaviour.sweep import DATA, SWEEP, TAUS, Data
-from ssl_jax.reporting.figures import COLORS, INK, MARKS, style, svg
+from ssl_jax.reporting.figures import COLORS, INK, MARKS, style, write_svg
 
 FOLDER = pathlib.Path(__file__).parent
 KINDS = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
@@ -124,7 +124,7 @@ def main(results: pathlib.Path = FOLDER, out: pathlib.Path = FOLDER) -> list[pat
     print(f'not run yet: {", ".join(lacking)}')
   drawn = {name: figure for data in DATA for name, figure in of_data(data, found).items()}
   for name, figure in drawn.items():
-    (out / f'{name}.svg').write_text(svg(figure, paper='white'))
+    write_svg(figure, out / f'{name}.svg')
   return [out / f'{name}.svg' for name in drawn]
 
 

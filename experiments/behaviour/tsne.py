@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from experiments import trained
 from experiments.behaviour.sweep import SWEEP
 from ssl_jax.evals.image_evaluator import ImageEvaluator
-from ssl_jax.reporting.figures import COLORS, MARKS, style, svg
+from ssl_jax.reporting.figures import COLORS, MARKS, style, write_svg
 
 RUNS = pathlib.Path('runs/behaviour')
 OUT = pathlib.Path(__file__).parent / 'tsne.svg'
@@ -73,7 +73,7 @@ def main(workdirs: Sequence[pathlib.Path] = (), out: pathlib.Path = OUT) -> path
     panels[titles.get(workdir, workdir.name)] = plane(x[chosen]), labels[chosen]
   if not panels:
     return None
-  out.write_text(svg(draw(panels), paper='white'))
+  write_svg(draw(panels), out)
   return out
 
 

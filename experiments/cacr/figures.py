@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from experiments import tables
 from experiments.cacr.sweep import ENTROPY, LINEAR, MAIN, METHODS, SETS, SWEEP
-from ssl_jax.reporting.figures import COLORS, INK, MARKS, style, svg
+from ssl_jax.reporting.figures import COLORS, INK, MARKS, style, write_svg
 
 FOLDER = pathlib.Path(__file__).parent
 TITLES = {'cifar10': 'CIFAR-10', 'cifar100': 'CIFAR-100', 'stl10': 'STL-10'}
@@ -145,7 +145,7 @@ def main(results: pathlib.Path = FOLDER, out: pathlib.Path = FOLDER) -> list[pat
     print(f'{name}.svg ({", ".join(items)}): {len(here)} of {len(needed)} rows were run')
     if len(here) > 1:
       written.append(out / f'{name}.svg')
-      written[-1].write_text(svg(draw(found), paper='white'))
+      write_svg(draw(found), written[-1])
   return written
 
 

@@ -23,7 +23,7 @@ from experiments import trained
 from experiments.behaviour import tsne
 from ssl_jax.data.views import image_views
 from ssl_jax.evals import features
-from ssl_jax.reporting.figures import COLORS, style, svg
+from ssl_jax.reporting.figures import COLORS, style, write_svg
 from ssl_jax.run.update import example_keys, make_views
 
 BATCH, POSITIVES, SHOWN = 128, 4, 4
@@ -137,7 +137,7 @@ def main(what: str, workdirs: Sequence[pathlib.Path]) -> pathlib.Path:
     found = sample(workdir)
     panels[workdir.name] = plane(found), len(found.positives), found.t_neg
   out = workdirs[-1] / 'tsne.svg'
-  out.write_text(svg(draw_planes(panels), paper='white'))
+  write_svg(draw_planes(panels), out)
   return out
 
 

@@ -21,7 +21,7 @@ from experiments import tables
 from experiments.dystress import sweep
 from experiments.dystress_imagenet import sweep as imagenet
 from experiments.tables import Row
-from ssl_jax.reporting.figures import COLORS, MARKS, style, svg
+from ssl_jax.reporting.figures import COLORS, MARKS, style, write_svg
 from ssl_jax.workdir import metric_log
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent
@@ -111,7 +111,7 @@ def main(workdirs: Sequence[pathlib.Path] = (), out: pathlib.Path = EXPERIMENTS 
   else:
     drawn['histograms'] = histograms({'before training': before, 'after training': after})
   for name, figure in drawn.items():
-    (out / f'{name}.svg').write_text(svg(figure, paper='white'))
+    write_svg(figure, out / f'{name}.svg')
   return [out / f'{name}.svg' for name in drawn]
 
 

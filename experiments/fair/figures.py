@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments import pictures, tables
 from experiments.fair import sweep
 from experiments.fair.sweep import FOLDER, LOSSES, METRIC, RATES, Finished
-from ssl_jax.reporting.figures import svg
+from ssl_jax.reporting.figures import write_svg
 
 MARKS = ('<!-- comparison -->', '<!-- end of comparison -->')
 NEAR = 1.0  # points below the best setting
@@ -68,7 +68,7 @@ def main(folder: pathlib.Path = FOLDER) -> None:
   finished = tables.done(sweep.make(sweep.read(folder)), folder)
   tables.insert(folder / 'README.md', tables.markdown(sweep.make(finished), finished, FOLDER.name), tables.MARKS)
   tables.insert(folder / 'README.md', comparison(finished), MARKS)
-  (folder / 'surfaces.svg').write_text(svg(surfaces(finished), paper='white'))
+  write_svg(surfaces(finished), folder / 'surfaces.svg')
 
 
 if __name__ == '__main__':

@@ -67,7 +67,7 @@ def _prepare_tfds(name: str, root: pathlib.Path, given: Sequence[str], any_md5: 
   version, read = TFDS[name]
   folder = root / name / version
   if (info := folder / 'dataset_info.json').exists():
-    if '"array_record"' not in info.read_text():
+    if '"array_record"' not in info.read_text(encoding='utf-8'):
       raise ValueError(
         f'{folder} holds the set in a format other than array_record: give another folder, --config.data.path=DIR'
       )
@@ -255,7 +255,7 @@ def _unpack(archive: pathlib.Path, folder: pathlib.Path, root: str, wanted: Coll
 
 
 def _lines(file: pathlib.Path) -> list[str]:
-  return file.read_text().split()
+  return file.read_text(encoding='utf-8').split()
 
 
 # tfds name -> (version of the prepared dataset, reader of its archives).

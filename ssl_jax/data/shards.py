@@ -34,7 +34,7 @@ def find(data: Mapping[str, Any], split: str, suffix: str) -> list[Shard]:
   """The shards of 'train' or 'test', in the order of the braces. Matches of other wildcards are sorted.
 
   `data.train_split` (or `data.test_split`) is a pattern for files in `data.path`. With the suffix '.tar', a plain
-  `NAME` stands for `NAME.tar`, `NAME-*.tar` and `NAME/*.tar`.
+  `NAME` stands for `NAME.tar`, `NAME-*.tar` and `NAME/*.tar`, in `data.path` or else in its folder `data`.
   """
   key, pattern = f'data.{split}_split', data[f'{split}_split']
   root = pathlib.Path(data['path']).expanduser()
@@ -43,7 +43,7 @@ def find(data: Mapping[str, Any], split: str, suffix: str) -> list[Shard]:
   paths: dict[str, None] = {}
   for name in expand(pattern, key):
     whole = name.endswith(suffix) or glob.has_magic(name)
-    found = _matches(root, name) if whole else _named(root, name, suffix)
+    found = _matches(root, name) if whole else _named(root, name, suffix) or _named(root / 'data', name, suffix)
     if not found:
       raise ValueError(f'{key} = {pattern!r} has no file {name!r} in {root}: {_fix(root, name, suffix)}')
     paths.update(dict.fromkeys(found))

@@ -48,7 +48,7 @@ class ImageEvaluator:
         'evaluate with all training images with --config.eval.train_images=all'
       )
     check.seen(names['test'], labels['test'], 'the training images', labels['train'])
-    _require_apart(run.eval_train, run.eval_test, names)
+    _require_apart(run.eval_train, run.eval_test, names, run.eval_data['held_out'])
     self.k = chosen_k(run.config.eval, labels['train'], 'images')
     if run.config.eval.finetune:  # fail now, not after hours of training
       try:
@@ -275,7 +275,7 @@ class ImageEvaluator:
     return knn.accuracy(bank, bank_labels, queries, labels, topk=(1,), **self._votes) if self.k else {}
 
 
-def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[str, str]) -> None:
+def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[str, str], held_out: float) -> None:
   """Raises if test images are also training images: each would be its own nearest neighbor.
 
   Files and records are compared by identity, not by pixels. Arrays can only be compared by pixels. Since real datasets
@@ -283,9 +283,10 @@ def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[s
   """
   count = sources.shared(train, test)
   if count > (min(len(train), len(test)) / 2 if isinstance(test.origin or test, sources.Arrays) else 0):
+    fix = 'give splits without common images, or the same split twice and data.held_out=0.1'
     raise ValueError(
       f'{names["test"]}: {count:,} of its {len(test):,} images are also in {names["train"]}, each its own nearest '
-      'neighbor: give splits without common images, or the same split twice and data.held_out=0.1'
+      f'neighbor: {"remove links to other images of the folder" if held_out else fix}'
     )
 
 

@@ -20,7 +20,7 @@ from ssl_jax import pairs
 from ssl_jax.arrays import to_float32
 from ssl_jax.registry import arguments, find, prefix
 from ssl_jax.stream import NotStreamableError, Stream
-from ssl_jax.temperature import Temperature
+from ssl_jax.temperature import Temperature, for_queries
 
 _GIVEN = ('pos', 'neg', 'temperature', 'where', 'view_pairs', 'axis_name')  # arguments that a config does not set
 
@@ -103,8 +103,8 @@ def _with_checks(function: Callable[..., jax.Array], streamed: bool) -> Callable
   def in_blocks(*args, **kwargs):
     given = signature.bind(*args, **kwargs).arguments
     blocks = given.pop('neg')
-    if np.ndim(tau := given.get('temperature', 0.0)) and np.size(tau) == 1:  # one temperature for all queries
-      given['temperature'] = jnp.reshape(tau, ())
+    if 'temperature' in given:
+      given['temperature'] = for_queries(given['temperature'], len(blocks.queries))
     by_query = {key: value for key, value in given.items() if np.ndim(value)}  # pos, and a temperature per query
     shared = {key: value for key, value in given.items() if key not in by_query}
     return blocks.map(lambda neg, where, mine: loss(neg=neg, where=where, **mine, **shared), by_query)

@@ -237,7 +237,8 @@ def hard_negative(
   """-log(e^(pos/tau) / (e^(pos/tau) + G)) (HCL, Robinson et al. 2021; the HN-CL rows of CACR).
 
   G = max(M · (E_w[e^(neg/tau)] - tau_plus · e^(pos/tau)) / (1 - tau_plus), M · e^(-1/tau)), with weights
-  w ∝ e^(beta · neg/tau) over the M negatives. beta emphasizes hard negatives; tau_plus is the rate of false negatives.
+  w ∝ e^(beta · neg/tau) over the M negatives. beta emphasizes hard negatives; tau_plus is the rate of false negatives
+  (no gradient at 0).
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(hard_negative(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.5, beta=1.0))
@@ -346,9 +347,9 @@ def _hardest(neg: jax.Array, where: jax.Array | None, fraction: float) -> tuple[
   """The ceil(fraction · M) largest of the M negatives that `where` keeps for each query, and their mask."""
   require('fraction', fraction, lambda x: 0 < x <= 1, 'in (0, 1]')
   assert where is not None  # set by `contrastive_loss`
-  # How many of 0, 1, ..., M negatives to keep. In float64, 0.07 · 100 is slightly above 7, but its ceil must be 7.
+  # How many of 0, 1, ..., M negatives to keep. With rounding, 0.07 · 100 is slightly above 7, but its ceil must be 7.
   numbers = np.arange(neg.shape[1] + 1)
-  sizes = np.minimum(np.maximum(np.ceil(fraction * numbers - 1e-9), 1), numbers).astype(np.int32)
+  sizes = np.minimum(np.maximum(np.ceil(float(fraction) * (1 - 1e-7) * numbers - 1e-9), 1), numbers).astype(np.int32)
   _, index = jax.lax.top_k(masked(jax.lax.stop_gradient(neg), where), int(sizes[-1]))
   size = jnp.asarray(sizes)[jnp.sum(where, axis=1)]
   rows = jnp.arange(len(neg))[:, None]

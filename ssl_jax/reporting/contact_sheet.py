@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jax.typing import ArrayLike
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 GAP = 2  # white pixels around each image
 READABLE = 96  # approximate side, in pixels, to which small images are enlarged
@@ -39,14 +39,23 @@ def draw(
 
 def _labeled(sheet: Image.Image, labels: Sequence[str]) -> Image.Image:
   """The sheet with the labels of the rows in a strip on its left."""
-  measure = ImageDraw.Draw(sheet)
-  width = round(max(measure.multiline_textbbox((0, 0), label)[2] for label in labels)) + 4 * GAP
+  measure, font = ImageDraw.Draw(sheet), _font()
+  width = round(max(measure.multiline_textbbox((0, 0), label, font=font)[2] for label in labels)) + 4 * GAP
   wider = Image.new('RGB', (width + sheet.width, sheet.height), 'white')
   wider.paste(sheet, (width, 0))
   text = ImageDraw.Draw(wider)
   for row, label in enumerate(labels):
-    text.multiline_text((2 * GAP, row * sheet.height / len(labels) + 2 * GAP), label, fill='black')
+    text.multiline_text((2 * GAP, row * sheet.height / len(labels) + 2 * GAP), label, fill='black', font=font)
   return wider
+
+
+def _font() -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
+  """Matplotlib's font, if it is installed: Pillow's has only the letters of English."""
+  try:
+    from matplotlib import font_manager
+  except ImportError:
+    return ImageFont.load_default()
+  return ImageFont.truetype(font_manager.findfont('DejaVu Sans'), 10)
 
 
 def enlarge(images: ArrayLike, size: int) -> np.ndarray:

@@ -376,10 +376,15 @@ def svg(figure: 'Figure', paper: str = 'none') -> str:
   return out.getvalue()
 
 
+def write_svg(figure: 'Figure', path: pathlib.Path) -> None:
+  """Writes an SVG file with a white background."""
+  path.write_text(svg(figure, 'white'), encoding='utf-8')
+
+
 def save(figure: 'Figure', path: pathlib.Path) -> None:
   """Writes `path`.svg and `path`.png on a white background."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.with_suffix('.svg').write_text(svg(figure, 'white'))
+  write_svg(figure, path.with_suffix('.svg'))
   with style():
     figure.savefig(path.with_suffix('.png'), dpi=150, facecolor='white', metadata={'Software': None})
 

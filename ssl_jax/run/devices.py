@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pathlib
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -83,6 +84,22 @@ def require_same(settings: Mapping[str, Any]) -> None:
       if first.get(key) != other.get(key):
         found = f'{show(first.get(key))} in process 0, but {show(other.get(key))} in process {process}'
         raise Different(f'{key} = {found}: start all with the same command and data')
+
+
+def sees(folder: pathlib.Path) -> bool:
+  """Whether a new file of the first process in `folder` appears in this process."""
+  if jax.process_count() == 1:
+    return True
+  number = int(multihost_utils.broadcast_one_to_all(np.array(secrets.randbits(31))))
+  file = folder / f'.shared-{number}'
+  if jax.process_index() == 0:
+    file.touch()
+  multihost_utils.sync_global_devices('the file is there')
+  found = file.exists()
+  multihost_utils.sync_global_devices('all have looked for it')
+  if jax.process_index() == 0:
+    file.unlink(missing_ok=True)
+  return found
 
 
 def compile_faster(deterministic: bool) -> None:

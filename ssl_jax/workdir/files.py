@@ -46,6 +46,10 @@ def writable(workdir: str | os.PathLike) -> pathlib.Path:
   """The absolute path of a directory, created if needed. Raises a ValueError if it is not writable."""
   workdir = pathlib.Path(workdir).expanduser().absolute()
   try:
+    str(workdir).encode()
+  except UnicodeEncodeError:  # Orbax would fail at the first checkpoint
+    raise ValueError(f'--workdir={str(workdir)!r} has letters that this locale lacks: set PYTHONUTF8=1') from None
+  try:
     workdir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=workdir):
       return workdir

@@ -169,6 +169,9 @@ def test_splits_are_patterns(tmp_path):
   assert count('train-000?.tar') == 2
   assert count('{extra,val/0}.tar') == 2
   assert (count('train'), count('val'), count('extra')) == (3, 2, 1)
+  write(tmp_path / 'data' / 'held-0.tar', sample(0))  # where repositories of Hugging Face have their files
+  write(tmp_path / 'data' / 'train-0.tar', sample(0))
+  assert (count('held'), count('train')) == (1, 3)
   fails(
     r"data\.train_split = 'train-\{0008\.\.0011\}\.tar' has no file 'train-0011\.tar' in .*: did you mean 'train-0010",
     config(tmp_path, train_split='train-{0008..0011}.tar'),

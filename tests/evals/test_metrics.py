@@ -77,6 +77,15 @@ class PairsTest(chex.TestCase):
     self.assertAlmostEqual(
       metrics.inter_class_uniformity(np.array([[1.0, 0], [-3, 0]]), np.array([0, 1])), -8, places=5
     )
+    self.assertAlmostEqual(  # exp(−400·4) underflows
+      metrics.inter_class_uniformity(np.array([[1.0, 0], [-3, 0]]), np.array([0, 1]), t=400.0), -1600, places=5
+    )
+
+  def test_the_similarity_of_the_only_pair_among_many_examples(self):
+    x = np.random.default_rng(0).normal(size=(20_000, 16)).astype(np.float32)
+    labels = np.r_[0, np.arange(len(x) - 1)]
+    expected = x[0] @ x[1] / np.linalg.norm(x[0]) / np.linalg.norm(x[1])
+    self.assertAlmostEqual(metrics.same_label_similarity(x, labels), expected, places=6)
 
   def test_prototype_bias(self):
     self.assertAlmostEqual(metrics.prototype_bias(VIEWS, Y), pairwise.prototype_bias(VIEWS, Y), places=5)
@@ -273,6 +282,15 @@ def test_memory_does_not_grow_as_the_square_of_the_examples():
     (lambda: metrics.tolerance(X, None), 'labels: None'),
     (lambda: metrics.tolerance(X, Y * 10**6), 'labels: classes up to .*; number the classes from 0'),
     (lambda: metrics.penalty_entropy(X, -0.5), 'temperature = -0.5 must be positive'),
+    (
+      lambda: metrics.penalty_entropy(X, temperature.cosine_schedule(0.1, 1.0)),
+      'temperature is a schedule of the step',
+    ),
+    (lambda: metrics.penalty_distribution(X, temperature.learnable()), 'temperature is the temperature of a run'),
+    (lambda: metrics.uniformity(X, t=-1.0), r't = -1\.0 must be positive'),
+    (lambda: metrics.inter_class_uniformity(X, Y, t=0.0), r't = 0\.0 must be positive'),
+    (lambda: metrics.conditional_entropy(X, t_neg=-1.0, batch=10), r't_neg = -1\.0 must be positive'),
+    (lambda: metrics.repelling_gap(X, Y, X, Y, alpha=0.0), r'alpha = 0\.0 must be positive'),
     (lambda: metrics.tolerance(X, Y[:5]), r'labels: shape \(5,\), expected \(37,\)'),
     (lambda: metrics.same_label_similarity(X[:3], np.arange(3)), 'labels: no class has two'),
     (lambda: metrics.inter_class_uniformity(X, np.zeros(N, int)), 'labels: every example is of class 0'),

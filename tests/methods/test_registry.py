@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import base, captions, cifar10
-from ssl_jax import config, methods, train
+from ssl_jax import config, methods, models, train
 from tests.helpers import asked_to_stop_at, changed, final, tiny
 
 NONE = dict(name='none')
@@ -184,6 +184,17 @@ def test_the_host_crops_small_views_too(tmp_path):
   (losses, _), (other, _) = final(tmp_path / 'whole', whole), final(tmp_path / 'parts', parts)
   assert len(losses) == 4
   np.testing.assert_allclose(other, losses, rtol=1e-5)
+
+
+def test_the_encoder_of_contributing_trains(tmp_path, monkeypatch):
+  blocks = re.findall(r'```python\n(.*?)```', pathlib.Path('CONTRIBUTING.md').read_text(), re.DOTALL)
+  (code,) = [block for block in blocks if '(Encoder)' in block]
+  page = {'__name__': 'mean_of_patches'}
+  exec(compile(code, 'CONTRIBUTING.md', 'exec'), page)
+  monkeypatch.setitem(models.ENCODERS, 'mean_of_patches', page['MeanOfPatches'])
+  chosen = tiny(tmp_path, model=dict(name='mean_of_patches', width=16), steps=2, dtype='bfloat16', **{'eval.k': ()})
+  assert train.train(chosen, tmp_path / 'run')['steps'] == 2
+  assert np.isfinite(final(tmp_path / 'run', chosen)[0]).all()
 
 
 @pytest.mark.slow

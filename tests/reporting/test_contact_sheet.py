@@ -40,6 +40,13 @@ def test_labels_are_left_of_their_rows(tmp_path):
   assert ink == [True, False, True]
 
 
+def test_labels_may_have_letters_that_are_not_english(tmp_path):
+  rows = np.full((2, 1, 40, 40, 3), 200, np.uint8)
+  sheet = np.asarray(Image.open(contact_sheet.draw(rows, tmp_path / 'labels.png', scale=1, labels=['ü', 'é'])))
+  first, second = np.split(sheet, 2)
+  assert (first != second).any()  # a missing letter is the same box
+
+
 @pytest.mark.parametrize('side, expected', [(32, 96), (96, 96), (224, 224)])
 def test_small_images_are_enlarged(tmp_path, side, expected):
   path = contact_sheet.draw(np.zeros((1, 1, side, side, 3)), tmp_path / 'views.png')

@@ -6,10 +6,12 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 from jax.typing import ArrayLike
 
 from ssl_jax.arrays import normalize
 from ssl_jax.evals import check, row_blocks
+from ssl_jax.registry import require_positive
 
 
 @functools.partial(jax.jit, static_argnames=('num_classes', 'block'))
@@ -43,10 +45,12 @@ def _same_label_sum(x, labels):
   x = check.features('features', x)
   labels = check.labels('labels', labels, len(x), classes=1)
   x = normalize(x)
-  means, _, counts = _class_means(x, labels)
+  means, labels, counts = _class_means(x, labels)
+  several = counts > 1  # the others have no pairs, and their rounding errors would remain
   squares = np.sum(np.square(np.asarray(means, np.float64)), axis=1)
-  own = float(np.sum(np.square(np.asarray(jnp.linalg.norm(x, axis=1), np.float64))))
-  return float(np.sum(counts**2 * squares)) - own, int(np.sum(counts * (counts - 1)))
+  own = np.square(np.asarray(jnp.linalg.norm(x, axis=1), np.float64))
+  total = np.sum((counts**2 * squares)[several]) - np.sum(own[several[labels]])
+  return float(total), int(np.sum(counts * (counts - 1)))
 
 
 def tolerance(x: ArrayLike, labels: ArrayLike) -> float:
@@ -68,13 +72,14 @@ def same_label_similarity(x: ArrayLike, labels: ArrayLike) -> float:
 
 def inter_class_uniformity(x: ArrayLike, labels: ArrayLike, *, t: float = 2.0) -> float:
   """log E exp(−t‖μ − μ′‖²) over pairs of class centroids, each the mean of unit features (DySTreSS Eq. 18)."""
+  require_positive(t=t)
   x = check.features('features', x)
   means, _, counts = _class_means(normalize(x), check.labels('labels', labels, len(x)))
   means = np.asarray(means, np.float64)
   squares = np.sum(means**2, axis=1)
   distances = np.maximum(squares[:, None] + squares[None, :] - 2 * means @ means.T, 0)
-  classes = len(counts)
-  return math.log((np.exp(-t * distances).sum() - np.exp(-t * np.diag(distances)).sum()) / (classes * (classes - 1)))
+  exponents = -t * distances[~np.eye(len(counts), dtype=bool)]
+  return float(scipy.special.logsumexp(exponents)) - math.log(len(exponents))
 
 
 def prototype_bias(views: ArrayLike, labels: ArrayLike) -> float:
@@ -167,6 +172,7 @@ def repelling_gap(
       all 50,000 training images.
     alpha: 1 / temperature of the run.
   """
+  require_positive(alpha=alpha)
   query, bank = check.features('query', query), check.features('bank', bank)
   check.same_width('query', query, 'bank', bank)
   bank_labels = check.labels('bank_labels', bank_labels, len(bank))

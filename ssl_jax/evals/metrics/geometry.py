@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from ssl_jax.arrays import normalize
 from ssl_jax.evals import check, row_blocks
+from ssl_jax.registry import require_positive
 
 
 @jax.jit
@@ -38,6 +39,7 @@ def _uniformity(x, t, *, block):
 
 def uniformity(x: ArrayLike, *, t: float = 2.0, block: int | None = None) -> float:
   """log E exp(−t‖x − y‖²) over pairs (DySTreSS Eq. 16; Wang & Liu 2021 Eq. 10, who plot its negative)."""
+  require_positive(t=t)
   x = check.features('features', x)
   n = len(x)
   if n < 2:

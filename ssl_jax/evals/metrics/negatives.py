@@ -10,14 +10,15 @@ from jax.typing import ArrayLike
 from ssl_jax import losses
 from ssl_jax.arrays import normalize
 from ssl_jax.evals import check, knn, row_blocks
+from ssl_jax.registry import require_positive
 from ssl_jax.temperature import Temperature, check_temperature
 
 
 def _argument(temperature):
   """A temperature as a jit argument. A different number does not trigger recompilation; a different function does."""
+  check_temperature(temperature)
   if callable(temperature):
     return jax.tree_util.Partial(temperature)
-  check_temperature(temperature)
   return jnp.asarray(temperature, jnp.float32)
 
 
@@ -63,6 +64,7 @@ def conditional_entropy(x: ArrayLike, *, t_neg: float = 2.0, batch: int = 768) -
     t_neg: t⁻ of the run.
     batch: mini-batch size of the run: 768 in the paper's runs with one positive, 128 with four.
   """
+  require_positive(t_neg=t_neg)
   x = check.features('features', x)
   if not 3 <= batch <= len(x):
     raise ValueError(f'batch: {batch}, expected 3 to {len(x)}, the number of examples')
