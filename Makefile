@@ -40,14 +40,14 @@ docs: $(VENV)/.installed-docs
 views: $(VENV)/.installed
 	$(BIN)/python main.py --mode=views --config=configs/quickstart.py --workdir=runs/views
 
-# A GPU: make bench BENCH=
+# On a GPU, with full sizes: make bench BENCH=
 BENCH ?= --quick
 bench: $(VENV)/.installed-dev
 	for name in losses memory augment train_step knn vmap_seeds positives determinism startup host_pipeline; do $(BIN)/python -m benchmarks.$$name $(BENCH) || exit 1; done
 
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-$(BIN)/pip: # there once the virtual environment can install
+$(BIN)/pip: # exists once the virtual environment is complete
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ssl_jax needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 

@@ -26,7 +26,7 @@ CONFIG = flags.DEFINE_string('config', None, 'FILE.py[:options]; any of its keys
 WORKDIR = flags.DEFINE_string(
   'workdir', None, "The run's directory (default: runs/NAME, after --config); the same command resumes its run."
 )
-MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (views: a contact sheet; prepare: data).')
+MODE = flags.DEFINE_string('mode', 'train', ', '.join(MODES) + ' (views: a contact sheet; prepare: set up a dataset).')
 ANY_MD5 = flags.DEFINE_bool('any_md5', False, '--mode=prepare: accept local archives with another md5.')
 
 

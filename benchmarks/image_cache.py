@@ -55,7 +55,7 @@ class Generated(sources.Source):
 
 
 def jpegs(folder: pathlib.Path, number: int) -> sources.Source:
-  """A folder of JPEGs of 500 × 375 pixels, about 80 kB each: 16 smooth pictures with some noise, repeated."""
+  """A folder of JPEGs of 500 × 375 pixels, about 60 kB each: 16 smooth pictures with some noise, repeated."""
   rng, encoded = np.random.default_rng(0), []
   for k in range(16):
     coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((500, 375), Image.Resampling.BICUBIC)

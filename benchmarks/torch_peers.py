@@ -97,13 +97,13 @@ class Views(torch.utils.data.Dataset):
 
 
 def ready(batch: int, steps: int, size: int) -> Callable:
-  """-> a function that returns `steps` batches of both views, [2B, 3, size, size], already on the device"""
+  """Returns a function that yields `steps` batches of both views, [2B, 3, size, size], already on the device."""
   views = torch.randn(2 * batch, 3, size, size, device=timing.device()).contiguous(memory_format=torch.channels_last)
   return lambda: itertools.repeat(views, steps)
 
 
 def loader(images: np.ndarray, view: Callable, batch: int, workers: int, both: bool = False) -> Callable:
-  """-> like `ready`, from a data loader, whose workers are idle between passes, while others are timed"""
+  """Like `ready`, with views from a data loader. Its workers are idle between passes, while others are timed."""
   several = {}
   if workers:
     server = multiprocessing.get_context('forkserver')

@@ -59,7 +59,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.method = dict(name='simclr')  # named: a method of ssl_jax/methods
   config.loss = dict(name='info_nce')  # named: a loss of ssl_jax/losses
   config.temperature = dict(name='constant', tau=0.2)  # named: ssl_jax/temperature.py; 'none' if the loss takes none
-  config.init = ''  # .safetensors file (exported, torchvision's, BERT's) to start from or to evaluate; or random
+  config.init = ''  # .safetensors file to start from or evaluate (exported, torchvision, BERT); random: untrained
   config.fork = ''  # RUNDIR@STEP: start from this checkpoint of a run with the same seed, data, batch and network
   config.ema = 0.0  # above 0, such as 0.999: evaluate a moving average of the weights, with this decay
   config.online_probe = 0.0  # above 0, such as 0.001: also train a linear classifier online, with this learning rate

@@ -55,7 +55,7 @@ nitpick_ignore = [
 
 
 def _restructured(app, what, name, obj, options, lines):
-  """Docstrings are plain text with `code` in backquotes: this makes valid reStructuredText of them."""
+  """Converts docstrings, plain text with `code` in backquotes, to valid reStructuredText."""
   blocks, block = [], []
   for line in [*lines, '']:
     if line.strip():

@@ -119,7 +119,7 @@ class Panel(NamedTuple):
 def heat_maps(panels: Sequence[Panel], label: str, *, per_line: int, width: float, span: float = np.inf) -> Any:
   """Heat maps with one color scale, limited to `span` below the highest value.  -> Figure
 
-  NaN cells are empty, and those of -inf have a cross.
+  NaN cells (not run) are empty, and -inf cells (diverged) show a cross.
   """
   from matplotlib.figure import Figure
   from matplotlib.patches import Rectangle

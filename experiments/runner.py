@@ -4,7 +4,7 @@
   python -m experiments.dystress.sweep --of='Table 9'         # the runs of one table or figure
   python -m experiments.dystress.sweep --list                # what is done, what is missing, and each run's command
   python -m experiments.dystress.sweep --table               # results.jsonl -> the table and figures in README.md
-  python -m experiments.dystress.sweep --difference=cosine,simclr_0.2    # of two rows, with standard errors
+  python -m experiments.dystress.sweep --difference=cosine,simclr_0.2    # difference of two rows
 
 A run is one process of main.py and one line of results.jsonl: config, commit, seed, device, wall time, protocol and
 every metric at the last epoch. An interrupted sweep stops its runs, which save a checkpoint first. The same command
@@ -99,7 +99,7 @@ def last_scores(summary: Mapping, logged: Sequence[Mapping]) -> dict:
 
 
 def clock(summary: Mapping, wall_seconds: float, side_by_side: int) -> dict[str, float]:
-  """Wall time of a process that ran alone, in seconds, and the same without the time in XLA's compiler."""
+  """Wall seconds of a training process that ran alone, and (`compiled_seconds`) without compilation; otherwise {}."""
   if side_by_side > 1 or 'compile_seconds' not in summary:
     return {}
   return {'alone_seconds': wall_seconds, 'compiled_seconds': round(wall_seconds - summary['compile_seconds'], 1)}

@@ -39,7 +39,7 @@ class Row:
 
 
 def on_cifar100(row: Row, published: Mapping, shows: tuple[str, ...] | None = None) -> Row:
-  """The same row on CIFAR-100, to run after all rows on CIFAR-10."""
+  """The same row on CIFAR-100, with one seed and low priority (`further`)."""
   names = dict(name=f'cifar100_{row.name}', title=f'{row.title}, CIFAR-100', note='')
   changes = dict(config=row.config.replace('cifar10.py', 'cifar100.py'), seeds=(0,), published=published, further=True)
   return dataclasses.replace(row, **names, **changes, shows=row.shows if shows is None else shows)

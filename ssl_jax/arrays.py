@@ -1,4 +1,4 @@
-"""Array conversions, cross-entropy, and a check of device mapping, shared by all higher layers."""
+"""Array conversions, cross-entropy, and a check of `jax.shard_map`, shared by all higher layers."""
 
 from typing import Any
 
@@ -45,13 +45,13 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
   return -jnp.sum(jnp.where(own, jax.nn.log_softmax(logits), 0), axis=-1)
 
 
-def check_mapping(x: jax.Array, axis_name: str | None) -> None:
+def reject_check_vma(x: jax.Array, axis_name: str | None) -> None:
   """Raises a ValueError under `jax.shard_map(..., check_vma=True)`, its default.
 
   In that mode, jax already sums the gradients of replicated parameters over the devices. The `lax.pmean` that losses
   here require would then give gradients that are too large by a factor of the number of devices.
 
-  >>> check_mapping(jnp.ones(2), None)
+  >>> reject_check_vma(jnp.ones(2), None)
   """
   kind = jax.typeof(x)
   varying: Any = getattr(getattr(kind, 'manual_axis_type', None), 'varying', None) or getattr(kind, 'vma', ())

@@ -25,7 +25,7 @@ LOW = -1e30  # logit of a key that is not a negative; with -inf, the difference 
 
 
 class Stats(NamedTuple):
-  """What the gradient needs from the forward pass, one value per query: every array is [Q].
+  """What the backward pass needs, one value per query: every array is [Q].
 
   `operands` are those of the function, `logsumexp` and `means` the results of the forward pass, and `d_...` their
   cotangents. `means` and `d_means` have one entry, or none if the function returns no values to average.
@@ -162,7 +162,9 @@ def sums(
   tiles: Tiles | None = None,
   interpret: bool = False,
 ) -> tuple[jax.Array, ...]:
-  """The logsumexp of function(s, *operands) over the negatives, and the weighted mean of its values, if `values`.
+  """The logsumexp of the logits over the negatives and, if `values`, the mean of the values with softmax weights.
+
+  `function(s, *operands)` returns (logit,) or, if `values`, (logit, value).
 
   Shapes: [Q, D], [Q], each [Q], [M, D], [M] -> each [Q]. The logsumexp of a query without negatives is at most LOW / 2.
   """

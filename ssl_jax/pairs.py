@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.arrays import check_mapping, normalize, to_float32
+from ssl_jax.arrays import normalize, reject_check_vma, to_float32
 from ssl_jax.registry import is_whole, require, require_choice
 from ssl_jax.stream import Source, Stream, in_blocks
 
@@ -123,7 +123,7 @@ def in_batch(
   """
   axis = _ring_axis(ring, axis_name, block)
   views, others = _gathered_views(views, None if axis else axis_name, similarity)
-  check_mapping(views, axis_name)
+  reject_check_vma(views, axis_name)
   count, batch, width = views.shape
   queries, keys = views.reshape(count * batch, width), others.reshape(count * others.shape[1], width)
   own, instances = _instances(batch, _total(others.shape[1], axis), axis_name)
@@ -199,7 +199,7 @@ def with_keys(
   count = key.shape[1]
   chex.assert_shape(key, (query.shape[0], count, query.shape[1]))
   query, key = _prepare(query, similarity), _prepare(key, similarity)
-  check_mapping(query, axis_name)
+  reject_check_vma(query, axis_name)
   axis = _ring_axis(ring, axis_name, block)
   keys = gather(key, None if axis else axis_name)
   least = 2 if queue is None else 1
@@ -237,7 +237,7 @@ def with_queue(
   key = key[:, None] if key.ndim == 2 else key
   chex.assert_shape(key, (query.shape[0], None, query.shape[1]))
   query, key, keys = (_prepare(x, similarity) for x in (query, key, queue))
-  check_mapping(query, axis_name)
+  reject_check_vma(query, axis_name)
   own, instances = jnp.arange(query.shape[0]), jnp.full(keys.shape[0], -1)  # -1: a key of an earlier batch
   if in_batch:
     queries = gather(query, axis_name)
@@ -286,7 +286,7 @@ def with_bank(
 
 
 def _check_entries(name: str, entries: jax.Array, size: int) -> None:
-  """Raises a ValueError unless all entries are in a bank. jax would replace others by the nearest valid ones."""
+  """Raises a ValueError unless all entries are indices of the bank. jax would clamp or wrap others without an error."""
   if not isinstance(entries, jax.core.Tracer):
     found = np.asarray(entries)
     if len(wrong := found[(found < 0) | (found >= size)]):
@@ -338,14 +338,14 @@ def gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
   >>> gather(jnp.ones((2, 3)), None).shape
   (2, 3)
   """
-  check_mapping(x, axis_name)
+  reject_check_vma(x, axis_name)
   return x if axis_name is None else jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
 
 def _gathered_views(views, axis_name: str | None, similarity: str) -> tuple[jax.Array, jax.Array]:
   """The views [V, B, D] of this device and [V, N, D] of all devices."""
   if len(views) < 2:
-    raise ValueError(f'views = {len(views)} arrays, but contrast needs at least 2 views of the same instances')
+    raise ValueError(f'views = {len(views)} cannot be contrasted: give at least 2 views of the same instances')
   chex.assert_rank(views, 2)
   chex.assert_equal_shape(views)
   stacked = _prepare(jnp.stack(views), similarity)
@@ -425,15 +425,15 @@ def _masked_by_view(neg: jax.Array, axis_name: str | None) -> tuple[jax.Array, j
 
 def _similarities(queries: jax.Array, keys: jax.Array, similarity: str) -> jax.Array:
   """[Q, D], [M, D] -> [Q, M]"""
-  if similarity == 'euclidean':  # moving the origin to the mean key keeps the distances and reduces rounding errors
-    origin = jax.lax.stop_gradient(jnp.mean(keys, axis=0, keepdims=True))
-    queries, keys = queries - origin, keys - origin
   # Accelerators multiply float32 in lower precision by default: at tau = 0.01 the error would be as large as the loss.
-  product = jnp.matmul(queries, keys.T, precision=jax.lax.Precision.HIGHEST)
+  product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
   if similarity != 'euclidean':
-    return product
+    return product(queries, keys.T)
+  # Moving the origin to the mean key keeps the distances and reduces rounding errors.
+  origin = jax.lax.stop_gradient(jnp.mean(keys, axis=0, keepdims=True))
+  queries, keys = queries - origin, keys - origin
   squares = jnp.sum(queries * queries, axis=1)[:, None] + jnp.sum(keys * keys, axis=1)[None]
-  return -_safe_sqrt(squares - 2 * product)
+  return -_safe_sqrt(squares - 2 * product(queries, keys.T))
 
 
 def _row_similarities(x: jax.Array, y: jax.Array, similarity: str) -> jax.Array:

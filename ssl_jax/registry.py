@@ -86,8 +86,8 @@ def _require_type(name: str, value: Any, parameter: inspect.Parameter) -> None:
     require_bool(name, value)
   elif float in kinds:
     if isinstance(value, bool) or (is_number(value) and -math.inf < value < math.inf):
-      require(name, value, in_float32, f'a finite number, also in float32{_or_none(kinds)}')
-  elif int in kinds and is_number(value) | isinstance(value, bool):
+      require(name, value, in_float32, f'a finite number in the range of float32{_or_none(kinds)}')
+  elif int in kinds and (is_number(value) or isinstance(value, bool)):
     require(name, value, is_whole, f'a whole number{_or_none(kinds)}')
   elif str in kinds:
     require(name, value, lambda x: isinstance(x, str), f'a string{_or_none(kinds)}')

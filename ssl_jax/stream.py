@@ -2,7 +2,7 @@
 
 A `Stream` represents an array [Q, M], an elementwise function of the dot products of Q queries and M keys. Arithmetic
 on a stream gives another stream; `logsumexp`, `softmax_mean` and `sum` reduce it to [Q]. No array of size [Q, M] is
-stored: the forward pass keeps the logsumexp of each query, and the backward pass recomputes the similarities.
+stored: the forward pass keeps its inputs and results [Q], and the backward pass recomputes the similarities.
 
 On an NVIDIA GPU, a block stays in on-chip memory (`ssl_jax.kernels`). Elsewhere, and as a reference for testing the
 kernels, plain JAX loops over blocks of queries. Both use `tile_sums` and `tile_gradient`.
@@ -29,14 +29,15 @@ _form = 'auto'
 
 
 class NotStreamableError(Exception):
-  """A function of the similarity closes over something other than floating-point scalars."""
+  """Raised if a function of the similarity closes over an array or an integer. The loss then uses blocks of queries."""
 
 
 @contextlib.contextmanager
 def form(name: str) -> Iterator[None]:
   """Sets how reductions are computed: in 'plain' JAX, by a 'kernel', by a kernel in 'interpret' mode, or 'auto'.
 
-  It applies to functions that are traced inside the context, not to those that `jit` has already compiled.
+  'auto', the default, is a kernel on a GPU that `ssl_jax.kernels` supports and plain JAX elsewhere. The form applies to
+  functions that are traced inside the context, not to those that `jit` has already compiled.
 
   >>> with form('plain'):
   ...   pass
@@ -50,7 +51,7 @@ def form(name: str) -> Iterator[None]:
 
 
 class Source(NamedTuple):
-  """The factors of a stream's dot products: `queries` [Q, D] and `keys` [M, D]; if `keys` is None, queries twice.
+  """The factors of a stream's dot products: `queries` [Q, D] and `keys` [M, D], None if the queries are the keys.
 
   `own` [Q] and `instances` [M] are integers: a key is a negative of every query of another instance. `block` is the
   number of queries computed at a time in plain JAX. With `axis_name`, the keys of all devices are used.
@@ -101,6 +102,7 @@ class Stream:
 
   def sum(self) -> jax.Array:
     """The sum over the negatives of each query.  -> [Q]"""
+    # With logits of 0, all weights are equal, so the weighted mean is the plain mean.
     return self.count().astype(self.source.queries.dtype) * (0 * self).softmax_mean(self)
 
   def count(self) -> jax.Array:

@@ -59,14 +59,16 @@ def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
 
 
 def check_temperature(temperature: Temperature) -> None:
-  """Raises a ValueError for a schedule, or unless each temperature is positive and finite. Tracers are not checked.
+  """Raises a ValueError for a schedule, and for a number that is not positive and finite. Tracers are not checked.
 
   >>> check_temperature(np.array([0.1, 0.2]))
   """
-  if isinstance(temperature, OfStep | Schedule):
-    kind = 'a schedule of the step' if isinstance(temperature, OfStep) else 'the temperature of a run'
-    fix = 'pass schedule(step)' if isinstance(temperature, OfStep) else 'pass schedule.at(params, step)'
-    raise ValueError(f'temperature is {kind}, not a function of the similarity: {fix}')
+  if isinstance(temperature, OfStep):
+    raise ValueError('temperature is a schedule of the step, not a function of the similarity: pass schedule(step)')
+  if isinstance(temperature, Schedule):
+    raise ValueError(
+      'temperature is the temperature of a run, not a function of the similarity: pass schedule.at(params, step)'
+    )
   if callable(temperature):
     return
   if np.ndim(temperature) == 0:
@@ -78,7 +80,7 @@ def check_temperature(temperature: Temperature) -> None:
 
 
 def for_queries(temperature: Temperature, count: int) -> Any:
-  """A temperature that is a function, a scalar, or an array with one value for each of `count` queries.
+  """Checks a temperature. Returns a function unchanged, and anything else as a scalar or as an array `[count]`.
 
   >>> for_queries(np.array([[0.1]]), 8).shape, for_queries([0.1, 0.2], 2).shape
   ((), (2,))
@@ -141,9 +143,10 @@ def cosine(tau_min: float, tau_max: float) -> Temperature:
 def shifted_cosine(tau_min: float, tau_max: float, shift: float, scale: float) -> Temperature:
   """tau_min + (tau_max - tau_min) (1 + cos(pi (shift + s) / scale)) / 2 on one side of s = -shift (DySTreSS, Alg. 2).
 
-  That side is s <= -shift if shift <= 0 and s >= -shift if shift > 0; on the other side, tau is tau_max. The lowest
-  temperature is at -shift ∓ scale. With a shift of 0, the whole curve is in the left half plane ("version 3" of sec.
-  5.8); Alg. 2 as printed would put it in both. With scale = (1 + |shift|) / 2, as in Table 15, tau(±1) = tau_max.
+  If shift <= 0, that side is s <= -shift, and the lowest temperature is at -shift - scale. If shift > 0, it is
+  s >= -shift, and the lowest temperature is at -shift + scale. On the other side, tau is tau_max. With a shift of 0,
+  the curve is on the side s <= 0 ("version 3" of sec. 5.8); Alg. 2 as printed would have it on both sides. With
+  scale = (1 + |shift|) / 2, as in Table 15, tau(±1) = tau_max.
 
   >>> print(shifted_cosine(0.1, 0.2, shift=-0.4, scale=0.7)(jnp.array([-1.0, -0.3, 0.7])).round(3))
   [0.2 0.1 0.2]
@@ -183,7 +186,8 @@ def exponential(tau_min: float, tau_max: float, rate: float = 1.0) -> Temperatur
   _ordered(tau_min, tau_max)
   require('rate', rate, lambda x: x != 0 and math.isfinite(x), 'finite and not 0')
   maximum = jnp.maximum if isinstance(rate, jax.Array) else max
-  down, up = maximum(abs(rate), 1e-6), maximum(rate, 0.0)  # e^rate would overflow; a schedule may pass through 0
+  # In this form, no exponential overflows. 1e-6 avoids 0 / 0 where a schedule of the rate passes through 0.
+  down, up = maximum(abs(rate), 1e-6), maximum(rate, 0.0)
 
   def fraction(x):
     return jnp.exp(up * (x - 1)) * jnp.expm1(-down * x) / jnp.expm1(-down)
@@ -413,6 +417,7 @@ def _of_similarity(path: str, spec: dict[str, Any], clock: Mapping[str, float], 
 
 def _check_extremes(path: str, found: Found, values: Callable, params: Any, turns: tuple[float, ...]) -> None:
   """Calls the function at the extremes of its schedules and learned ranges; it checks its own arguments."""
+  # An infinite shift moves each learnable parameter beyond its range, where its value is clipped to a bound.
   shifts = (0, math.inf, -math.inf) if params else (0,)
   with prefix(path):
     for step in turns:
@@ -450,7 +455,7 @@ _clip.defvjp(lambda x, low, high: (_clip(x, low, high), x), _clip_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _mean_gradient(x: jax.Array, axis_name: str | None) -> jax.Array:
-  """x. Its gradient is the mean over the devices, so that a bound clips that mean and not each device's own share."""
+  """Returns x, with its gradient averaged over the devices, so that the bounds of its range apply to that average."""
   return x
 
 

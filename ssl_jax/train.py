@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -26,7 +26,7 @@ from ssl_jax.evals.evaluate import Evaluator, evaluator_of
 from ssl_jax.reporting import neighbors
 from ssl_jax.run import builder
 from ssl_jax.run.builder import Run
-from ssl_jax.run.devices import AXIS, compile_seconds, require_same, sees
+from ssl_jax.run.devices import AXIS, compile_seconds, require_same, shares
 from ssl_jax.run.state import State
 from ssl_jax.run.update import make_update, scan_update
 from ssl_jax.workdir import files, fork, metric_log, progress, wandb_log
@@ -77,7 +77,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
       parent.hand_over(checkpoints, workdir, state)
     latest = checkpoints.latest()
     shared = '--workdir, which all processes must share,'
-    require_same({f'the step of the newest checkpoint in {shared}': latest, f'the view of {shared}': sees(workdir)})
+    require_same({f'the step of the newest checkpoint in {shared}': latest, f'the view of {shared}': shares(workdir)})
     if latest is not None:
       state = checkpoints.restore(state)
     first, start, skipped = int(state.step), start - checkpoints.seconds(), checkpoints.skipped()
@@ -96,20 +96,9 @@ def train(config: ConfigDict, workdir: str) -> dict:
     stack.callback(checkpoints.wait)  # a signal must not interrupt the write of the last checkpoint
     loop = Loop(run, evaluator if during else None, checkpoints, log, display, stop, start, skipped)
     state, results = loop.run_from(state)
-  summary = {
-    **results,
-    run.modality.name: len(run.train),
-    'steps': run.total_steps,
-    'seconds': round(time.monotonic() - start, 1),
-    'compile_seconds': round(compile_seconds() - compiled, 1),  # of this process only, even if the run was resumed
-    'deterministic': config.deterministic,
-    **({'fork': config.fork} if config.fork else {}),
-    **_machine(run),
-  }
-  if config.data.broken == 'skip':
-    others = {*(evaluator.sources.values() if evaluator else ())} - {run.train}
-    number = len(_skipped(run, skipped)) + sum(len(source.skipped) for source in others)
-    summary['broken_images_skipped'] = number
+  # The time in the compiler is of this process only, even if the run was resumed.
+  times = {'seconds': round(time.monotonic() - start, 1), 'compile_seconds': round(compile_seconds() - compiled, 1)}
+  summary = {**results, **_facts(run, evaluator, times, skipped)}
   metric_log.write_summary(workdir, summary, trained=first < run.total_steps)
   if evaluator and config.eval.at_end:
     if any(_agreed(run.total_steps, 0, stop.is_set())):  # a stop was requested during the last step
@@ -117,6 +106,23 @@ def train(config: ConfigDict, workdir: str) -> dict:
     evaluator.evaluate(run.devices.unreplicate(state), workdir)
   progress.finish(workdir, summary)
   return summary
+
+
+def _facts(run: Run, evaluator: Evaluator | None, times: Mapping[str, float], skipped: Sequence[int]) -> dict:
+  """What summary.json says about a run besides its results."""
+  config = run.config
+  found = {
+    run.modality.name: len(run.train),
+    'steps': run.total_steps,
+    **times,
+    'deterministic': config.deterministic,
+    **({'fork': config.fork} if config.fork else {}),
+    **_machine(run),
+  }
+  if config.data.broken == 'skip':
+    others = {*(evaluator.sources.values() if evaluator else ())} - {run.train}
+    found['broken_images_skipped'] = len(_skipped(run, skipped)) + sum(len(source.skipped) for source in others)
+  return found
 
 
 @dataclasses.dataclass
@@ -138,7 +144,7 @@ class Loop:
     if self.evaluator and step == 0 and run.config.eval.at_start:
       results = self._record(0, 'before training', self.evaluator.at_start(state))
     state = run.devices.replicate(state)
-    self.watch, self.saved_at = Watch(run, self.log, self.display, self.checkpoints), time.monotonic()
+    self.monitor, self.saved_at = Monitor(run, self.log, self.display, self.checkpoints), time.monotonic()
     compiled, begun = set[int](), time.monotonic()  # the lengths of call that are compiled
     if step < run.total_steps:
       self.display.say('compiling the training step ...')
@@ -151,16 +157,16 @@ class Loop:
       if not compiled:
         what = 'compiled' if timed else f'compiled and ran {count} steps'
         self.display.say(f'{what} in {time.monotonic() - begun:.0f} s')
-        self.watch.restart_clock()
+        self.monitor.restart_clock()
       compiled.add(count)
-      self.watch.add(step, count, metrics, timed)
+      self.monitor.add(step, count, metrics, timed)
       last = step == run.total_steps
       if last:  # saved before the evaluation, so that nothing is lost if the evaluation fails
         self._save(state)
       if self.evaluator and (last or self._evaluation_due(step)):
-        self.watch.drain()
+        self.monitor.drain()
         results = self._record(step, f'epoch {self.run.epoch(step):g}', self.evaluator.scores(state))
-        self.watch.restart_clock()
+        self.monitor.restart_clock()
       stopping, save = _agreed(step, count, self.stop.is_set(), self._minutes_due())
       # Saved after the evaluation, so that a resumed run has the row of the evaluation in its metrics.
       if not last and (save or stopping or self._steps_due(step, count)):
@@ -185,12 +191,12 @@ class Loop:
     return time.monotonic() - self.saved_at > 60 * self.run.config.checkpoint.every_minutes
 
   def _save(self, state: State) -> None:
-    self.watch.drain()
+    self.monitor.drain()
     host_state = self.run.devices.unreplicate(state)
     seconds = time.monotonic() - self.start
-    self.checkpoints.save(host_state, self.watch.window, seconds, _skipped(self.run, self.skipped))
+    self.checkpoints.save(host_state, self.monitor.window, seconds, _skipped(self.run, self.skipped))
     self.saved_at = time.monotonic()
-    self.watch.restart_clock()
+    self.monitor.restart_clock()
 
   def _record(self, step: int, when: str, results: dict) -> dict:
     self.log.write(step, results)
@@ -206,13 +212,13 @@ class Loop:
     return results
 
 
-def _agreed(step: int, count: int, *wishes: bool) -> Sequence[bool]:
-  """For each wish, whether any process has it: all must act alike. Single-step calls ask every `AGREE_EVERY` steps."""
+def _agreed(step: int, count: int, *requests: bool) -> Sequence[bool]:
+  """For each request, whether any process makes it. Single-step calls communicate only every `AGREE_EVERY` steps."""
   if jax.process_count() == 1:
-    return wishes
+    return requests
   if count == 1 and step % AGREE_EVERY:
-    return (False,) * len(wishes)
-  return multihost_utils.process_allgather(np.array(wishes)).any(axis=0).tolist()
+    return (False,) * len(requests)
+  return multihost_utils.process_allgather(np.array(requests)).any(axis=0).tolist()
 
 
 def _skipped(run: Run, before: Sequence[int]) -> list[int]:
@@ -271,8 +277,8 @@ def _end_of_call(run: Run, step: int) -> int:
   return min(end, epoch_start + run.steps_per_epoch, run.total_steps)
 
 
-class Watch:
-  """Logs metrics and stops a run that diverges. Metrics are read a few calls late, so that the device never waits."""
+class Monitor:
+  """Logs metrics and stops a run that diverges. It reads those of single-step calls late: the device never waits."""
 
   def __init__(self, run: Run, log: metric_log.MetricLog, display: progress.Plain, checkpoints: Checkpoints):
     self.run, self.log, self.display, self.checkpoints = run, log, display, checkpoints

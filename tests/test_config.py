@@ -284,7 +284,9 @@ def test_a_file_that_makes_no_config_is_refused_in_one_line(tmp_path, code, mess
 
 
 def test_epochs_that_would_not_count_are_refused():
-  with pytest.raises(ValueError, match=r'^epochs = 2 has no effect, because steps = 1000 decides: set steps=0 as well'):
+  with pytest.raises(
+    ValueError, match=r'^epochs = 2 has no effect, because steps = 1000 takes precedence: set steps=0 as well'
+  ):
     config.load('configs/quickstart.py', ['epochs=2'])
   with pytest.raises(ValueError, match=r'^epochs = 2 has no effect'):
     config.load('configs/quickstart.py:epochs=2')

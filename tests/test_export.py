@@ -205,7 +205,7 @@ np.savez({str(tmp_path / 'found.npz')!r}, five=features, two=encoder.call(images
 """
   subprocess.run([sys.executable, '-I', '-c', code], cwd=exported, check=True)
   prepared = builder.build(chosen)
-  shown = jax.vmap(prepared.views.shown)(images)
+  shown = jax.vmap(prepared.views.eval_view)(images)
   expected = jax.jit(prepared.method.features)(*state.evaluated, shown)['backbone']
   with np.load(tmp_path / 'found.npz') as found:
     assert found['five'].dtype == np.float32

@@ -162,7 +162,7 @@ def test_the_evaluation_equals_slow_loops(trained):
     return np.asarray(run.method.text_features(params, stats, inputs)['projector'][0], np.float64)
 
   images = [
-    np.asarray(run.method.features(params, stats, run.views.shown(image)[None])['projector'][0], np.float64)
+    np.asarray(run.method.features(params, stats, run.views.eval_view(image)[None])['projector'][0], np.float64)
     for image in test.items
   ]
   weights = [
@@ -209,9 +209,9 @@ def test_the_exported_programs_give_the_same_embeddings(trained):
   unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
   load = lambda name: jax.export.deserialize(bytearray((out / name).read_bytes()))
   images, tokens = run.train.items[:3], run.train.tokens.tokens[:3, 0]
-  seen = run.method.features(params, stats, jax.vmap(run.views.shown)(images))['projector']
+  seen = run.method.features(params, stats, jax.vmap(run.views.eval_view)(images))['projector']
   np.testing.assert_allclose(load('image_embedding.jax').call(images), unit(seen), atol=1e-5)
-  read = run.method.text_features(params, stats, jax.vmap(bert.seen)(tokens))['projector']
+  read = run.method.text_features(params, stats, jax.vmap(bert.without_dropout)(tokens))['projector']
   np.testing.assert_allclose(load('text_embedding.jax').call(tokens), unit(read), atol=1e-5)
   assert 'text_embedding.jax' in (out / 'README.md').read_text()
 
@@ -338,7 +338,7 @@ def test_zero_shot_needs_no_captions_of_the_test_images(trained, tmp_path):
 def test_the_image_encoder_can_be_transferred(trained):
   workdir, chosen = trained
   run, state = builder.build(chosen), final(workdir, chosen)[1]
-  images = jax.vmap(run.views.shown)(run.eval_test.items)
+  images = jax.vmap(run.views.eval_view)(run.eval_test.items)
   expected = run.method.features(*state.evaluated, images)['backbone']
   found = transfer.encoder_of(chosen, workdir).features(run.eval_test)
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -167,7 +167,7 @@ class LayoutTest(chex.TestCase):
   def test_refusals(self):
     z = jnp.ones((2, D))
     for message, call in (
-      (r'^views = 1 arrays, but contrast needs at least 2 views', lambda: pairs.in_batch(z)),
+      (r'^views = 1 cannot be contrasted: give at least 2 views', lambda: pairs.in_batch(z)),
       (r'^batch = 1 instance leaves no negatives: give at least 2', lambda: pairs.in_batch(z[:1], z[:1])),
       (
         r"^similarity = 'cosin' is not a valid choice: did you mean 'cosine'",

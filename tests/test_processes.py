@@ -41,7 +41,7 @@ def die(owner, name, when):
   setattr(owner, name, dying)
 
 if moment == 'step':
-  die(train.Watch, 'add', lambda self, step, *_: step == 5)
+  die(train.Monitor, 'add', lambda self, step, *_: step == 5)
 elif moment == 'save':  # all is written, and it has no final name yet
   die(checksums, 'write', lambda folder: folder.name.startswith('4'))
 elif moment == 'evaluation':

@@ -114,7 +114,7 @@ def test_views_may_be_smaller_than_the_images_of_evaluations(tmp_path):
     prepared = builder.build(tiny(tmp_path, **{'augment.size': 8, 'data.on_device': where}))
     image = prepared.train.items[0] if where == 'yes' else np.zeros((8, 8, 3), np.uint8)  # the host has cropped it
     assert [view(jax.random.key(0), image).shape for view in prepared.views.training] == [(8, 8, 3)] * 2
-    assert prepared.views.shown(np.zeros((12, 12, 3), np.uint8)).shape == (12, 12, 3)
+    assert prepared.views.eval_view(np.zeros((12, 12, 3), np.uint8)).shape == (12, 12, 3)
   with contextlib.closing(prepared.host_batches(0)) as batches:
     assert [group.shape for group in next(batches)['images']] == [(32, 2, 8, 8, 3)]
 

@@ -79,7 +79,7 @@ def test_the_evaluation_equals_slow_loops(trained, tmp_path):
 
   def features(line):
     tokens = prepared.train.vocabulary.encode([line], 16)[0]
-    return np.asarray(prepared.method.features(*state.evaluated, prepared.views.shown(tokens)[None])['backbone'][0])
+    return np.asarray(prepared.method.features(*state.evaluated, prepared.views.eval_view(tokens)[None])['backbone'][0])
 
   cosine = lambda a, b: a @ b / np.linalg.norm(a) / np.linalg.norm(b)
   cosines = [cosine(features(a), features(b)) for a, b in zip(pairs.first, pairs.second, strict=True)]
@@ -113,7 +113,7 @@ def test_labeled_sentences_are_classified(trained, tmp_path):
 
   def features(line):
     tokens = prepared.train.vocabulary.encode([line], 16)[0]
-    return np.asarray(prepared.method.features(*state.evaluated, prepared.views.shown(tokens)[None])['backbone'][0])
+    return np.asarray(prepared.method.features(*state.evaluated, prepared.views.eval_view(tokens)[None])['backbone'][0])
 
   u, v = (np.stack([features(row[column]) for row in same]) for column in (2, 3))
   inputs = sentence_transfer.features(u, v)
@@ -169,7 +169,7 @@ def test_the_exported_encoder_gives_the_same_features_and_starts_another_run(tra
   tokens = prepared.train.items[:3]
   program = jax.export.deserialize(bytearray((out / 'encoder.jax').read_bytes()))
   state = final(workdir, chosen)[1]
-  expected = prepared.method.features(*state.evaluated, jax.vmap(prepared.views.shown)(tokens))['backbone']
+  expected = prepared.method.features(*state.evaluated, jax.vmap(prepared.views.eval_view)(tokens))['backbone']
   np.testing.assert_allclose(program.call(tokens), expected, atol=1e-5)
   started = {'init': str(out / 'model.safetensors'), 'data.vocabulary': str(out / 'vocab.txt')}
   other = builder.build(small(folder, **started))

@@ -30,7 +30,7 @@ SIMCLR_VIT = {'method.name': 'simclr', 'temperature.tau': 0.1}
 def row(name: str, title: str, option: str, accuracy: float | None, shows: str, changes: Changes | None = None) -> Row:
   published = {} if accuracy is None else {LINEAR: accuracy}
   tables = tuple(f'{kind} {number}' for kind, number in (pair.split() for pair in shows.split(', ')))
-  # Our estimate for 200 epochs of two views: an H200 trains a ResNet-50 on about 2,500 views per second.
+  # A cautious estimate for 200 epochs of two views, at 2,500 views/s. SimCLR reaches 7,000 (benchmarks/README.md).
   return Row(
     name, title, f'{FILE}:{option}', changes or {}, published=published, minutes=3500, further=True, shows=tables
   )

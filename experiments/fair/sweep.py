@@ -23,7 +23,7 @@ CONFIG, METRIC = 'configs/cifar10.py', 'knn200'
 EPOCHS, IMAGES, SEEDS = (100, 200), (45_000, 50_000), (0, 1, 2)  # selection, final; seeds of a final row
 # The same split for every selection run: the first 45,000 training images for training, the last 5,000 for scoring.
 HELD_OUT = {'data.train_split': 'train[:90%]', 'data.test_split': 'train[90%:]'}
-RATES = (0.12, 0.36, 1.08)
+RATES = (0.12, 0.36, 1.08)  # learning rates
 # Names of settings whose loss diverges. They count as worse than any accuracy, and are not run. None has a result.
 DIVERGED: tuple[str, ...] = ()
 

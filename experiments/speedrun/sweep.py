@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from experiments import runner
 from experiments.tables import Column, Row, Sweep
 
-# Nothing that costs time without need: a single evaluation, at the end, with kNN only.
+# Settings of all attempts. To save time, there is a single evaluation, at the end, with kNN only.
 COMMON = {
   'deterministic': False,
   'eval.k': (10,),

@@ -88,7 +88,7 @@ def overridden(config: ConfigDict, overrides: Sequence[str]) -> ConfigDict:
   given = dict(pairs)
   if 'epochs' in given and 'steps' not in given and config.get('steps'):
     raise ValueError(
-      f'epochs = {config.epochs} has no effect, because steps = {config.steps} decides: set steps=0 as well'
+      f'epochs = {config.epochs} has no effect, because steps = {config.steps} takes precedence: set steps=0 as well'
     )
   return config
 

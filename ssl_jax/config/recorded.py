@@ -1,7 +1,7 @@
 """Configs of earlier runs, as recorded in config.json: updates them to current keys, and compares them."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -71,16 +71,20 @@ def upgrade(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def restore(saved: Mapping[str, Any], base: ConfigDict, overrides: Sequence[str] = ()) -> ConfigDict:
   """The config of a recorded run, with `overrides`. Keys missing from a harmless section are taken from `base`."""
-  tuples: Callable[[Any], Any] = lambda x: (
-    {k: tuples(v) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
-  )
   try:
-    config = ConfigDict(tuples(upgrade(saved)))
+    config = ConfigDict(_with_tuples(upgrade(saved)))
   except ValueError as error:  # a key with a dot
     raise ValueError(f'config.json cannot be read ({error}): fix it, or remove it') from error
   for section in (key for key in HARMLESS if all(isinstance(c.get(key), ConfigDict) for c in (base, config))):
     config[section] = ConfigDict({**base[section].to_dict(), **config[section].to_dict()})
   return overridden(config, overrides)
+
+
+def _with_tuples(value: Any) -> Any:
+  """The value with tuples in place of lists, because JSON has no tuples."""
+  if isinstance(value, Mapping):
+    return {key: _with_tuples(inner) for key, inner in value.items()}
+  return tuple(value) if isinstance(value, list) else value
 
 
 def relevant(config: Mapping, prefix: str = '') -> dict:
@@ -94,7 +98,7 @@ def _within(key: str, sections: Sequence[str]) -> bool:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], among: Sequence[str] = ()) -> str | None:
-  """A line about the keys that are not harmless and differ between two runs, at most three; None if there is none.
+  """One line with up to three keys that differ between two runs and are not harmless; None if there are none.
 
   With `among`, only these keys and sections are compared.
   """

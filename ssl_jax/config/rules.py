@@ -43,7 +43,7 @@ def _in_share(x: Any) -> bool:
   return in_float32(x) and bool(x >= 0 and np.float32(x) < 1)
 
 
-_SHARE: Rule = (_in_share, 'in [0, 1), also in float32')
+_SHARE: Rule = (_in_share, 'in [0, 1) after rounding to float32')
 _STEPS, _COUNT = 2**31 - 1, 10**6  # upper bounds of steps (int32) and of other counts
 _RATE = 1e6  # upper bound of learning rates and weights
 
@@ -60,7 +60,7 @@ RULES: dict[str, Rule] = {
     lambda s: len(s) == 2 and all(map(in_float32, s)) and 0 < s[0] <= s[1] <= 1,
     '0 < low <= high <= 1, such as (0.05, 0.14)',
   ),
-  'ema': (_in_share, 'in [0, 1), also in float32, such as 0.999, or 0 for no average'),
+  'ema': (_in_share, 'in [0, 1) after rounding to float32, such as 0.999, or 0 for no average'),
   'online_probe': _at_least_0(_RATE),
   'data.held_out': (_in_share, 'in [0, 1), such as 0.1, or 0 for a set with a test split'),
   'data.image_size': _from(1, 4096),
@@ -72,7 +72,7 @@ RULES: dict[str, Rule] = {
   'optimizer.momentum': _SHARE,
   'optimizer.betas': (
     lambda b: len(b) == 2 and all(map(_in_share, b)),
-    'two numbers in [0, 1), also in float32, such as (0.9, 0.999)',
+    'two numbers in [0, 1) after rounding to float32, such as (0.9, 0.999)',
   ),
   'optimizer.weight_decay': _at_least_0(_RATE),
   'optimizer.warmup_epochs': _at_least_0(_STEPS),
@@ -92,9 +92,9 @@ RULES: dict[str, Rule] = {
   'checkpoint.keep_every': _from(0, _STEPS),
   'log.every_steps': _from(1, _STEPS),
   'eval.every_epochs': _from(0, _STEPS),
-  'eval.crop': (lambda x: 0.1 <= x <= 1, 'from 0.1 to 1: a share of the shorter side'),
+  'eval.crop': (lambda x: 0.1 <= x <= 1, 'from 0.1 to 1: a fraction of the shorter side'),
   'eval.patches': _from(0, 16),
-  'eval.patch': (lambda x: 0.1 <= x <= 1, 'from 0.1 to 1: a share of the side'),
+  'eval.patch': (lambda x: 0.1 <= x <= 1, 'from 0.1 to 1: a fraction of the side'),
   'eval.k': (
     lambda k: len(k) <= 100 and all(is_whole(x) and x >= 1 for x in k),
     'numbers of neighbors, such as (200,), or () for no kNN',

@@ -98,7 +98,7 @@ def _download(archive: Archive, folder: pathlib.Path, names: str) -> pathlib.Pat
     return file
   folder.mkdir(parents=True, exist_ok=True)
   part = file.with_name(file.name + '.part')
-  fix = f'try again, or download it elsewhere and append to this command: {names}'
+  fix = f'try again, or download it elsewhere and append the paths of all archives to this command: {names}'
   print(f'downloading {archive.url} to {file}')
   columns = (TextColumn(archive.name), DownloadColumn(), TimeRemainingColumn())
   try:

@@ -116,14 +116,14 @@ class _Cache:
     images, broken = self._mapped(), self.known['broken']
     assert images is not None
 
-    def counts(start: int) -> bool:
+    def valid(start: int) -> bool:
       if self.source.broken == 'error' and any(start <= k < start + self.step for k in broken):
         return False  # decoding raises an error that names the broken image
       expected = self.known['checksums'][start // self.step]
       return expected is not None and zlib.crc32(images[start : start + self.step].data) == expected
 
     with ThreadPoolExecutor(THREADS) as pool:
-      return [start for start, good in zip(self.starts, pool.map(counts, self.starts), strict=True) if not good]
+      return [start for start, good in zip(self.starts, pool.map(valid, self.starts), strict=True) if not good]
 
   def _as_decoded(self, missing: Sequence[int]) -> bool:
     """Whether a few images equal a fresh decoding: another version of Pillow may round differently."""
@@ -210,7 +210,7 @@ def _writing(file: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(file: pathlib.Path) -> Iterator[bool]:
-  """A lock on a cache file: other processes that need the same file wait. False on a file system without locks."""
+  """Locks a cache file: other processes that need it wait. Yields False on a file system without locks."""
   path = file.with_suffix('.lock')
   with _writing(path):
     lock = path.open('a')

@@ -5,7 +5,8 @@ import io
 import numpy as np
 from PIL import Image
 
-# Of the content, whatever the name of the file. A JPEG may be an MPO. Never EPS, which runs Ghostscript.
+# Accepted formats, detected from the content, not from the file name. Pillow reads some JPEG files as MPO. EPS is
+# excluded, because Pillow would run Ghostscript.
 FORMATS = ('BMP', 'GIF', 'JPEG', 'PNG', 'WEBP')
 LARGEST_IMAGE = 2**30  # maximum bytes of one image file
 

@@ -2,8 +2,8 @@
 
 An image is float32 `[H, W, 3]` in [0, 1]. The operations match Pillow and torchvision, except that images are not
 rounded to 8 bits between operations, and that the blur is an exact Gaussian: Pillow approximates it with box blurs, and
-torchvision truncates it. Bicubic crops are clipped between columns and rows, in this order, as in Pillow before version
-13, which resizes rows first for some shapes: at sharp edges, a few pixels differ by some levels.
+torchvision truncates it. Bicubic crops resize columns, clip, then resize rows, as Pillow does before version 13. Pillow
+13 resizes rows first for some shapes: at sharp edges, a few pixels then differ by some levels.
 """
 
 import functools

@@ -195,7 +195,7 @@ class _Sentences(Modality):
     return config.data.tokens
 
   def views(self, config: ConfigDict, on_device: bool) -> views.Views:
-    return views.Views([bert.view] * config.views, bert.seen, None)
+    return views.Views([bert.view] * config.views, bert.without_dropout, None)
 
   def open(self, config: ConfigDict, split: str = 'train', data: Mapping[str, Any] | None = None) -> sources.Source:
     return sentences.load(config.data)

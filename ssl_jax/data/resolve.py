@@ -106,7 +106,8 @@ def split_names(data: Mapping[str, Any]) -> dict[str, str]:
     train = next((found[name] for name in TRAIN_FOLDERS if name in found), '')
   test = next((found[name] for name in TEST_FOLDERS if name in found), train) if train else ''
   with_images = [name for name in found.values() if folder_source.holds_images(root / name)]
-  if train == test in with_images and given['train_split'] == 'auto' and len(with_images) > 1:
+  one_folder = train == test and train in with_images
+  if one_folder and given['train_split'] == 'auto' and len(with_images) > 1:
     other = next(name for name in with_images if name != train)
     raise ValueError(
       f"data.train_split = 'auto' is ambiguous, because {root} has {train}/ and {other}/: set it to {train!r} if that "

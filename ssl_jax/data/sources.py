@@ -35,7 +35,7 @@ T = TypeVar('T')
 # What reading a broken image or text raises.
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 THREADS = min(4, os.cpu_count() or 1)  # on small images, 16 threads take twice as long as 4
-SAMPLES = 10_000  # images of which `contents` is a checksum
+SAMPLES = 10_000  # maximum number of images in the checksum of `contents`
 BULK = 512  # images per task when all are read: large enough to hide overhead, small enough to balance the threads
 
 
@@ -51,7 +51,7 @@ class Source:
     self.broken = broken
     self.skipped: set[int] = set()  # positions of broken images found so far (broken='skip')
     self.origin: Source | None = None  # the source from which these images were decoded, if any
-    self.resized = ''  # for arrays of another size: the `contents` before they were resized
+    self.original_contents = ''  # for arrays of another size: the `contents` before they were resized
     self.paired = False  # whether an example is an image with text; if so, an image without readable text is broken
     self.window = 0  # images that are shuffled together, for sources that are faster to read block by block (0: all)
     self.label = ''  # identifies the dataset, the split and the selected images, as part of a file name
@@ -120,12 +120,13 @@ class Source:
     return ''
 
   def contents(self) -> str:
-    """A checksum of the labels and of up to `SAMPLES` names of images or, for arrays from a file, of their pixels.
+    """A checksum of the labels and of up to `SAMPLES` image names or, for arrays, of their values.
 
-    It does not depend on where the data is stored. Runs on other data of the same size are recognized by it.
+    It tells apart datasets of the same size, wherever they are stored. Prepared tfds datasets have no image names, so
+    only their labels count.
     """
-    if self.resized:
-      return self.resized
+    if self.original_contents:
+      return self.original_contents
     source = self.origin or self
     chosen = np.linspace(0, len(self) - 1, min(len(self), SAMPLES)).astype(int)
     parts = [] if self.labels is None else [np.asarray(self.labels, '<i8').tobytes()]
@@ -147,11 +148,11 @@ class Source:
       except UNREADABLE as error:
         self._note_broken(k, error)
     raise ValueError(
-      f'none of the {tries} images from {self.where(position)} on can be read: check that the data still exists'
+      f'none of the {tries} images starting at {self.where(position)} can be read: check that the data still exists'
     )
 
   def read(self, position: int) -> np.ndarray:
-    """uint8 [H, W, 3]"""
+    """One decoded image. With broken='skip', the next readable one replaces a broken one.  -> uint8 [H, W, 3]"""
     return self.first_readable(position, lambda image: np.asarray(rgb(image)))[0]
 
   def arrays(self, image_size: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -203,7 +204,7 @@ class Source:
     kept.captions, kept.paired = self.captions_of(self.readable()) if self.paired else None, self.paired
     kept.skipped = self.skipped
     if isinstance(self, Arrays):  # `shared` compares arrays by their pixels
-      kept.resized = self.contents()
+      kept.original_contents = self.contents()
     else:
       kept.origin = self
     return kept

@@ -161,7 +161,11 @@ def _labels(
     other = _indices(shards.find_other(data, split, '.tar'))
     known = sorted(names.union(*(index.names for index in other)))
     lookup = {name: k for k, name in enumerate(known)}.__getitem__
-  return np.concatenate([np.array([lookup(n) for n in i.names], np.int32)[i.codes] for i in found]), known
+  labels = []
+  for index in found:
+    numbers = np.array([lookup(name) for name in index.names], np.int32)
+    labels.append(numbers[index.codes])
+  return np.concatenate(labels), known
 
 
 def _class_names(path: str, largest: int) -> Sequence[str]:

@@ -17,7 +17,7 @@ class Views(NamedTuple):
   """The functions that turn an example into inputs of the encoder."""
 
   training: list[View]  # one function (key, example) -> view for each view, small crops last
-  shown: Callable[[jax.Array], jax.Array]  # example -> view for evaluations
+  eval_view: Callable[[jax.Array], jax.Array]  # example -> view for evaluations
   to_pixels: Callable[[Any], np.ndarray] | None  # view -> uint8 image, for figures; None for sentences
 
 
@@ -56,8 +56,8 @@ def image_views(config: ConfigDict, on_device: bool) -> Views:
   training += [augment.make(settings | small) for _ in range(config.small_crops.number)]
   mean, std = np.float32(settings['mean']), np.float32(settings['std'])
   to_pixels = lambda x: np.clip(np.rint((np.asarray(x) * std + mean) * 255), 0, 255).astype(np.uint8)
-  shown = augment.make_eval(config.data.image_size, settings['mean'], settings['std'], crop=config.eval.crop)
-  return Views(training, shown, to_pixels)
+  eval_view = augment.make_eval(config.data.image_size, settings['mean'], settings['std'], crop=config.eval.crop)
+  return Views(training, eval_view, to_pixels)
 
 
 def host_batches(

@@ -178,9 +178,10 @@ def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
 
 
 def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  """Reads `folder`/`name`.npz. If the file does not exist, computes and stores the arrays and deletes other .npz files.
+  """Reads `folder`/`name`.npz, or computes and stores the arrays and deletes other .npz files.
 
-  Several processes always compute the arrays: they must all do the same, and they may not share a disk.
+  A damaged file is replaced. A run with several processes never uses the cache, because all processes must do the same
+  and they might not share a disk.
   """
   file = folder / f'{name}.npz'
   if jax.process_count() > 1:

@@ -97,15 +97,15 @@ def search(protocol: Protocol, score: Callable[[Sequence[tuple[float, float]]], 
   best = {rate: (0, -1.0) for rate in rates}  # (index in the grid, score)
 
   def try_all(places):
-    tried = [(rate, place) for rate in rates for place in places(best[rate][0])]
+    tried = [(rate, place) for rate in rates for place in places[rate]]
     for (rate, place), found in zip(tried, score([(rate, float(grid[place])) for rate, place in tried]), strict=True):
       if found > best[rate][1]:
         best[rate] = place, float(found)
 
-  try_all(lambda _: range(0, len(grid), protocol.first))
+  try_all(dict.fromkeys(rates, range(0, len(grid), protocol.first)))
   for step in protocol.then:
-    near = lambda peak, step=step: [place for place in (peak - step, peak + step) if 0 <= place < len(grid)]
-    try_all(near)
+    peaks = {rate: best[rate][0] for rate in rates}
+    try_all({rate: [k for k in (peak - step, peak + step) if 0 <= k < len(grid)] for rate, peak in peaks.items()})
   rate = max(rates, key=lambda rate: best[rate][1])  # ties go to the first
   return Chosen(rate, float(grid[best[rate][0]]), best[rate][1])
 

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -207,14 +206,21 @@ def _one_seed(run: Run, state: State, train_labels, which, protocol, frozen, see
 
   def predict(params, stats, images, positions):
     del positions
-    return {'logits': model.logits(params, stats, jax.vmap(run.views.shown)(images), train=False)[0]}
+    return {'logits': model.logits(params, stats, jax.vmap(run.views.eval_view)(images), train=False)[0]}
 
   predict = devices.map(predict, replicated=2, sharded=2, out='sharded')
-  sizes: dict[str, Any] = dict(size=features.image_size(config), batch_size=config.eval.batch_size)
   fix = 'choose another eval.linear' if frozen else 'lower eval.finetune_learning_rate'
-  cause = f'its training diverged at learning rate {protocol.learning_rate:g}'
-  sizes |= dict(what='logits of eval.finetune', fix=f'{cause}, so {fix}')
-  found, labels = features.extract(predict, devices, fitted['params'], fitted['stats'], run.eval_test, **sizes)
+  found, labels = features.extract(
+    predict,
+    devices,
+    fitted['params'],
+    fitted['stats'],
+    run.eval_test,
+    size=features.image_size(config),
+    batch_size=config.eval.batch_size,
+    what='logits of eval.finetune',
+    fix=f'its training diverged at learning rate {protocol.learning_rate:g}, so {fix}',
+  )
   assert labels is not None
   before = classes_before(found['logits'], labels)
   return before < 1, before < 5
@@ -245,7 +251,8 @@ def _fit(run: Run, state: State, source, labels, classes, protocol, frozen, seed
   fitted = devices.replicate(dict(params=params, stats=stats, opt=opt, step=np.int32(0), learning_rate=np.float32(0)))
   batch, scale = _batch(protocol, len(source), len(devices.devices))
   rates = [protocol.learning_rate * factor * scale for factor in protocol.factors()]
-  with (_device_epochs if in_memory else _host_epochs)(cropped, source, update, batch, len(rates), seed) as train:
+  epochs = _device_epochs if in_memory else _host_epochs
+  with epochs(cropped, source, update, batch, len(rates), seed) as train:
     for epoch, rate in enumerate(rates):
       fitted = train(fitted | dict(learning_rate=devices.replicate(np.float32(rate))), epoch)
   return model, fitted
@@ -261,7 +268,7 @@ def _batch(protocol, images: int, devices: int) -> tuple[int, float]:
 
 def _moments(run: Run, state: State, source, scale: str) -> tuple[jax.Array, jax.Array]:
   """`linear.moments` of the backbone features of a source. `eval.flip` and `eval.patches` have no effect."""
-  apply = features.extractor(run.method.features, run.views.shown, run.devices, ('backbone',))
+  apply = features.extractor(run.method.features, run.views.eval_view, run.devices, ('backbone',))
   sizes = dict(size=features.image_size(run.config), batch_size=run.config.eval.batch_size)
   params, stats = run.devices.replicate(state.evaluated)
   found, _ = features.extract(apply, run.devices, params, stats, source, **sizes)

@@ -57,7 +57,7 @@ class ImageEvaluator:
         raise ValueError(f'eval.finetune: {error}') from None
       finetune.require_weights(run.config.eval.class_weights, int(labels['train'].max()) + 1)
     self._labels = labels
-    given = run.method.features, run.views.shown, run.devices
+    given = run.method.features, run.views.eval_view, run.devices
     around = features.around_image(run.config.eval, augment_settings(run.config)[0]['size'])
     self._apply = functools.cache(lambda layers: features.extractor(*given, layers, around=around))
     self._plain = features.extractor(*given, ('backbone',)) if around else None
@@ -99,7 +99,7 @@ class ImageEvaluator:
     return found
 
   def _plain_test(self, state: State, spaces: Mapping[str, from_features.Space]) -> np.ndarray:
-    """Backbone features of the test images alone, as the online probe is trained: not means over flips and patches."""
+    """Backbone features of the test images alone: the online probe is not trained on means over flips and patches."""
     if self._plain is None:
       return spaces['backbone'].test
     sizes = dict(size=features.image_size(self.run.config), batch_size=self.run.config.eval.batch_size)
@@ -279,7 +279,7 @@ def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[s
   """Raises if test images are also training images: each would be its own nearest neighbor.
 
   Files and records are compared by identity, not by pixels. Arrays can only be compared by pixels. Since real datasets
-  have a few duplicates, arrays are rejected only if more than half of the images of a split are duplicates.
+  have a few duplicates, arrays are rejected only if duplicates make up more than half of the smaller split.
   """
   count = sources.shared(train, test)
   if count > (min(len(train), len(test)) / 2 if isinstance(test.origin or test, sources.Arrays) else 0):

@@ -42,8 +42,8 @@ class ImageTextEvaluator:
         f'data.test_split = {run.eval_data["test_split"]!r} of data.name = {run.eval_data["name"]!r} has neither '
         'labels nor captions: name another set with eval.data, or set eval.prompts=none and eval.retrieval=0'
       )
-    self._see = features.extractor(run.method.features, run.views.shown, run.devices)
-    self._read = features.extractor(run.method.text_features, bert.seen, run.devices)
+    self._see = features.extractor(run.method.features, run.views.eval_view, run.devices)
+    self._read = features.extractor(run.method.text_features, bert.without_dropout, run.devices)
     self._listed: list[tuple[str, list[tuple[float, str]]]] = []
 
   def scores(self, state: State) -> dict[str, float]:

@@ -30,9 +30,9 @@ VOTES = ('cosine', 'distance', 'majority')
 def top_k(similarities: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
   """Same as `lax.top_k`, but faster on long rows. Ties go to the lower index.  [q, n] -> values [q, k], indices [q, k]
 
-  For k in the hundreds, accelerators sort whole rows. Split the columns into groups of c adjacent ones. The k
-  largest entries lie in the k groups with the largest maxima, since these maxima come before all other groups. So two
-  short rows are searched instead of a long one: n / c group maxima, then the k·c entries of the k best groups.
+  For k in the hundreds, accelerators sort whole rows. Here, the columns are split into groups of c adjacent ones. The k
+  largest entries lie in the k groups with the largest maxima: these k maxima rank before any entry of another group. So
+  two short rows are searched instead of a long one: n / c group maxima, then the k·c entries of the k best groups.
   c = sqrt(n / k) minimizes the total length.
   """
   chex.assert_rank(similarities, 2)

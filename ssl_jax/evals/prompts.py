@@ -107,7 +107,7 @@ def _lines(key: str, path: str, known: Sequence[str] = ()) -> list[str]:
   file = pathlib.Path(path).expanduser()
   if not file.is_file():
     hint = f'; {nearest(path, known)}' if known else ''
-    raise ValueError(f'{key} = {path!r} is not a file: give one with a line for each{hint}')
+    raise ValueError(f'{key} = {path!r} is not a file: give a text file with one entry per line{hint}')
   try:
     return [line.strip() for line in file.read_text(encoding='utf-8').splitlines()]
   except UnicodeDecodeError as error:

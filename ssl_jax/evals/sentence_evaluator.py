@@ -32,7 +32,7 @@ class SentenceEvaluator:
     self._groups = self._tokenized(list(self._position))
     transfer = run.config.eval.transfer
     self.transfer = sentence_transfer.read(transfer) if transfer else {}
-    self._apply = features.extractor(run.method.features, run.views.shown, run.devices)
+    self._apply = features.extractor(run.method.features, run.views.eval_view, run.devices)
 
   def scores(self, state: State) -> dict[str, float]:
     """{'spearman_mean': correlation · 100, 'spearman_sts12': ..., ...}. The state is on the devices."""

@@ -23,7 +23,7 @@ import numpy as np
 from ssl_jax.evals import linear
 
 FOLDS = 10
-STRENGTHS = tuple(2.0**power for power in range(-2, 4))  # the values of C in SentEval
+C_VALUES = tuple(2.0**power for power in range(-2, 4))  # the values of C in SentEval
 STEPS = 500  # largest number of L-BFGS steps
 SPLITS = ('train', 'dev', 'test')
 
@@ -85,13 +85,13 @@ def folds(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames='classes')
-def _hits(x, labels, keep, strengths, *, classes):
+def _hits(x, labels, keep, c_values, *, classes):
   """Whether each example is classified correctly by each of f classifiers.
 
   Args:
     x: [n, d]; labels: [n].
     keep: the training examples of each classifier, [f, n].
-    strengths: C of each classifier, [f].
+    c_values: C of each classifier, [f].
 
   Returns:
     [f, n]
@@ -101,7 +101,7 @@ def _hits(x, labels, keep, strengths, *, classes):
   targets = jnp.where(keep[:, :, None], one_hot[None], 0)
   fit = jax.vmap(linear.fit_logistic, in_axes=(None, 0, 0, None))
   # With two classes, ours has two vectors, w and -w, and their ½ ‖W‖² is half of that of the one vector 2w.
-  penalties = (2 if classes == 2 else 1) / (strengths * len(x))
+  penalties = (2 if classes == 2 else 1) / (c_values * len(x))
   params, _ = fit(x, targets, penalties, STEPS)
   logits = jax.vmap(linear.logits, in_axes=(0, None))(params, x)
   return jnp.argmax(logits, axis=2) == labels[None]
@@ -111,8 +111,8 @@ def accuracy(x: np.ndarray, labels: np.ndarray, split: np.ndarray, *, seed: int 
   """Accuracy in percent, by the protocol in the module docstring.  [n, d], [n], [n]"""
   classes, given, examples = int(labels.max()) + 1, jnp.asarray(labels), jnp.asarray(x, jnp.float32)
 
-  def hits(keep, strengths):
-    found = _hits(examples, given, jnp.asarray(keep), jnp.asarray(strengths, jnp.float32), classes=classes)
+  def hits(keep, c_values):
+    found = _hits(examples, given, jnp.asarray(keep), jnp.asarray(c_values, jnp.float32), classes=classes)
     return np.asarray(found)
 
   def chosen(train):
@@ -120,10 +120,10 @@ def accuracy(x: np.ndarray, labels: np.ndarray, split: np.ndarray, *, seed: int 
     fold = np.full(len(labels), -1)
     fold[train] = folds(labels[train], FOLDS, seed)
     held = [fold == f for f in range(FOLDS) if (fold == f).any()]
-    keep = np.concatenate([np.stack([train & ~out for out in held])] * len(STRENGTHS))
-    right = hits(keep, np.repeat(STRENGTHS, len(held))).reshape(len(STRENGTHS), len(held), -1)
+    keep = np.concatenate([np.stack([train & ~out for out in held])] * len(C_VALUES))
+    right = hits(keep, np.repeat(C_VALUES, len(held))).reshape(len(C_VALUES), len(held), -1)
     means = [np.mean([r[out].mean() for r, out in zip(by_fold, held, strict=True)]) for by_fold in right]
-    return STRENGTHS[int(np.argmax(means))]
+    return C_VALUES[int(np.argmax(means))]
 
   if 'test' not in split:
     fold, found = folds(labels, FOLDS, seed + 1), []
@@ -133,6 +133,6 @@ def accuracy(x: np.ndarray, labels: np.ndarray, split: np.ndarray, *, seed: int 
     return 100 * float(np.mean(found))
   train, test = split == 'train', split == 'test'
   if 'dev' in split:
-    right = hits(np.stack([train] * len(STRENGTHS)), STRENGTHS)
+    right = hits(np.stack([train] * len(C_VALUES)), C_VALUES)
     return 100 * float(right[np.argmax(right[:, split == 'dev'].mean(axis=1))][test].mean())
   return 100 * float(hits(train[None], [chosen(train)])[0][test].mean())

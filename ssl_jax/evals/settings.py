@@ -15,7 +15,7 @@ CHOICES = {
 
 
 def check(settings: Mapping) -> None:
-  """Raises a ValueError that suggests the nearest valid name, unless every choice in `config.eval` is valid.
+  """Raises a ValueError for an invalid choice in `config.eval`. The message suggests the nearest valid name.
 
   >>> check(dict(features='backbone', train_images='kept', vote='cosine', linear='ridge', finetune='linear 10%'))
   """

@@ -44,9 +44,9 @@ class Known(NamedTuple):
   test: str = 'test'
 
 
-# The 20 datasets of Table 6, in its order. EuroSAT and RESISC45 have no splits in tfds. Ours have ELEVATER's sizes:
-# 5,000 training and 5,000 test images for EuroSAT, 3,150 and 25,200 for RESISC45. Those without a tfds name need a
-# folder.
+# The 20 datasets of Table 6, in its order. tfds has no test split of EuroSAT and RESISC45. The slices below have
+# ELEVATER's sizes: 5,000 training and 5,000 test images for EuroSAT, 3,150 and 25,200 for RESISC45. A dataset without a
+# tfds name must be given as a folder.
 ELEVATER = {
   'caltech101': Known('mean_per_class', 'caltech101'),
   'cifar10': Known('accuracy', 'cifar10'),
@@ -164,8 +164,8 @@ class Encoder:
   devices: Devices
 
   @functools.cached_property
-  def shown(self) -> Callable[[jax.Array], jax.Array]:
-    return modality_of(self.config).views(self.config, on_device=True).shown
+  def eval_view(self) -> Callable[[jax.Array], jax.Array]:
+    return modality_of(self.config).views(self.config, on_device=True).eval_view
 
   def logits(self, model: few_shot.Model, variables: Any, source: sources.Source) -> np.ndarray:
     """The logits of an image classifier for all readable images of a source."""
@@ -175,7 +175,8 @@ class Encoder:
 
   def features(self, source: sources.Source) -> np.ndarray:
     """Features [n, d] of all readable images of a source."""
-    apply = lambda params, stats, images: self.module.apply(_both(params, stats), jax.vmap(self.shown)(images), False)
+    view = jax.vmap(self.eval_view)
+    apply = lambda params, stats, images: self.module.apply(_both(params, stats), view(images), False)
     return self._extract(apply, self.variables, source)
 
   def images(self, source: sources.Source) -> np.ndarray:
@@ -321,7 +322,7 @@ def _fits(
   if kind == 'linear':
     model = few_shot.on_features(width, data.classes, several)
   else:
-    model = few_shot.on_encoder(encoder.module, encoder.variables, encoder.shown, width, data.classes, several)
+    model = few_shot.on_encoder(encoder.module, encoder.variables, encoder.eval_view, width, data.classes, several)
   for seed in seeds:
     rows = few_shot.draw(data.train_targets, protocol.shots, seed)
     source = data.train.subset(rows)

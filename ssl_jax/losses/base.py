@@ -31,7 +31,7 @@ class Properties:
 
   Attributes:
     no_temperature: why it takes no temperature; '' if it takes one.
-    own_temperature: a function of the positives and some of its parameters, if it sets its own temperature.
+    own_temperature: the function of `pos` and of parameters of the loss that computes its temperature; None otherwise.
     cosine_only: why similarities must be cosines; '' if any similarity is valid.
     separable: whether it is a term of the positives plus a term of the negatives.
     inverse_temperature: the name of the parameter that is 1 / tau; '' if there is none.
@@ -74,10 +74,11 @@ CONTRASTIVE: dict[str, ContrastiveLoss] = {}  # every contrastive loss by name
 def contrastive_loss(**properties: Any) -> Callable[[Callable[..., jax.Array]], ContrastiveLoss]:
   """A decorator for contrastive losses. Its arguments are the fields of their `Properties`.
 
-  The decorated function receives float32 `pos` `[Q, K]` and `neg` `[Q, M]`, and a full `where` `[Q, M]`. If the caller
-  passes `pairs.NegativeBlocks`, a `streamed` loss receives a `Stream` as `neg`, with `where` None. Any other loss is
-  called for one block of queries at a time, unless it has a mean over all queries and therefore takes `axis_name`: it
-  then receives the `NegativeBlocks`, with `where` None, and reads them through `over_negatives`.
+  The decorated function receives float32 `pos` `[Q, K]` and `neg` `[Q, M]`, and a bool `where` `[Q, M]` even if the
+  caller gives none. If the caller passes `pairs.NegativeBlocks`, a `streamed` loss receives a `Stream` as `neg`, with
+  `where` None. If the loss is not `streamed`, or its similarity or temperature does not allow a `Stream`, it is called
+  for one block of queries at a time. A loss that takes `axis_name`, for a mean over all queries, receives all the
+  `NegativeBlocks` instead, with `where` None, and reads them through `over_negatives`.
 
   >>> @contrastive_loss(no_temperature='this example has none')
   ... def margin_free(pos, neg, *, where=None):
@@ -100,15 +101,6 @@ def contrastive_loss(**properties: Any) -> Callable[[Callable[..., jax.Array]], 
 def _with_checks(function: Callable[..., jax.Array], streamed: bool) -> Callable[..., jax.Array]:
   signature = inspect.signature(function)
 
-  def in_blocks(*args, **kwargs):
-    given = signature.bind(*args, **kwargs).arguments
-    blocks = given.pop('neg')
-    if 'temperature' in given:
-      given['temperature'] = for_queries(given['temperature'], len(blocks.queries))
-    by_query = {key: value for key, value in given.items() if np.ndim(value)}  # pos, and a temperature per query
-    shared = {key: value for key, value in given.items() if key not in by_query}
-    return blocks.map(lambda neg, where, mine: loss(neg=neg, where=where, **mine, **shared), by_query)
-
   positional = ['pos', 'neg', *(['temperature'] if 'temperature' in signature.parameters else [])]
 
   @functools.wraps(function)
@@ -127,13 +119,25 @@ def _with_checks(function: Callable[..., jax.Array], streamed: bool) -> Callable
       chex.assert_equal_shape_prefix([pos, neg.queries], 1)
       if where is not None:
         raise ValueError(f'where has shape {where.shape}, but blocks of negatives have their own mask: leave it out')
-      if streamed and (stream := neg.stream()) is not None:
-        with contextlib.suppress(NotStreamableError):
-          return jnp.where(stream.count() > 0, function(pos, stream, *args, where=None, **kwargs), 0)
-      if 'axis_name' not in signature.parameters:
-        return in_blocks(pos, neg, *args, **kwargs)
-      some = neg.map(lambda _, where: where.any(axis=1))
-      return jnp.where(some, function(pos, neg, *args, where=None, **kwargs), 0)
+      return on_blocks(pos, neg, *args, **kwargs)
+    return on_arrays(pos, neg, where, *args, **kwargs)
+
+  def on_blocks(pos, blocks, *args, **kwargs):
+    if streamed and (stream := blocks.stream()) is not None:
+      with contextlib.suppress(NotStreamableError):
+        return jnp.where(stream.count() > 0, function(pos, stream, *args, where=None, **kwargs), 0)
+    if 'axis_name' in signature.parameters:
+      some = blocks.map(lambda _, where: where.any(axis=1))
+      return jnp.where(some, function(pos, blocks, *args, where=None, **kwargs), 0)
+    given = signature.bind(pos, blocks, *args, **kwargs).arguments
+    del given['neg']
+    if 'temperature' in given:
+      given['temperature'] = for_queries(given['temperature'], len(blocks.queries))
+    by_query = {key: value for key, value in given.items() if np.ndim(value)}  # pos, and a temperature per query
+    shared = {key: value for key, value in given.items() if key not in by_query}
+    return blocks.map(lambda neg, where, mine: loss(neg=neg, where=where, **mine, **shared), by_query)
+
+  def on_arrays(pos, neg, where, *args, **kwargs):
     chex.assert_rank(neg, 2)
     chex.assert_equal_shape_prefix([pos, neg], 1)
     neg = to_float32(neg)

@@ -208,7 +208,7 @@ def macl(
   where: jax.Array | None = None,
   axis_name: str | None = None,
 ) -> jax.Array:
-  """-log P / (1 - P), P = e^(pos/tau) / (e^(pos/tau) + sum e^(neg/tau)) (MACL, Huang et al. 2023).
+  """-log(P) / (1 - P), P = e^(pos/tau) / (e^(pos/tau) + sum e^(neg/tau)) (MACL, Huang et al. 2023).
 
   tau = tau0 (1 + alpha (mean of pos - threshold)) is `ssl_jax.temperature.macl`, with the mean over all positive pairs
   of the batch. Gradients through tau and through 1 / (1 - P) are stopped. Shapes: [Q] or [Q, K], [Q, M] -> [Q].
@@ -237,8 +237,8 @@ def hard_negative(
   """-log(e^(pos/tau) / (e^(pos/tau) + G)) (HCL, Robinson et al. 2021; the HN-CL rows of CACR).
 
   G = max(M · (E_w[e^(neg/tau)] - tau_plus · e^(pos/tau)) / (1 - tau_plus), M · e^(-1/tau)), with weights
-  w ∝ e^(beta · neg/tau) over the M negatives. beta emphasizes hard negatives; tau_plus is the rate of false negatives
-  (no gradient at 0).
+  w ∝ e^(beta · neg/tau) over the M negatives. beta emphasizes hard negatives; tau_plus is the assumed fraction of
+  false negatives. At tau_plus = 0, the derivative with respect to tau_plus is not finite.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(hard_negative(jnp.array([0.9]), jnp.array([[0.1, -0.2]]), 0.5, beta=1.0))

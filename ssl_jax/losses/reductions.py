@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.arrays import check_mapping
+from ssl_jax.arrays import reject_check_vma
 from ssl_jax.registry import require
 from ssl_jax.stream import Stream
 
@@ -66,7 +66,7 @@ def count(neg: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
 
 def log_mean_exp(x: jax.Array, counts: jax.Array, *, axis_name: str | None) -> jax.Array:
   """log(sum e^x / sum counts) over the entries with counts above 0, on all devices.  [...], [...] -> []"""
-  check_mapping(x, axis_name)
+  reject_check_vma(x, axis_name)
   where, counts = counts.astype(bool), counts.astype(x.dtype)  # float: a large batch has more than 2^31 pairs
   shift = jnp.max(jax.lax.stop_gradient(x), where=where, initial=-jnp.inf)
   if axis_name is not None:

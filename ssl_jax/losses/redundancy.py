@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.arrays import check_mapping, normalize, to_float32
+from ssl_jax.arrays import normalize, reject_check_vma, to_float32
 from ssl_jax.registry import require, require_choice, require_positive
 
 
@@ -161,7 +161,7 @@ def emp_ssl(*views: jax.Array, invariance: float = 200.0, eps: float = 0.2, axis
   require_positive(invariance=invariance, eps=eps)
   z = normalize(jnp.stack(_views(*views, axis_name=axis_name)))
   size, dimension = _batch_size(z[0], axis_name), z.shape[2]
-  few = size <= dimension  # then Z Zᵀ is the smaller matrix, with the same determinant
+  few = size <= dimension  # then Z Zᵀ is smaller than Zᵀ Z, and det(I + c Z Zᵀ) = det(I + c Zᵀ Z)
   if few:
     z, axis_name = pairs.gather(z, axis_name, axis=1), None
 
@@ -183,7 +183,7 @@ def _views(*views: jax.Array, axis_name: str | None) -> list[jax.Array]:
   chex.assert_equal_shape(views)
   if len(views) < 2:
     raise ValueError(f'views = {len(views)} cannot be compared: give at least 2')
-  check_mapping(views[0], axis_name)
+  reject_check_vma(views[0], axis_name)
   if (size := _batch_size(views[0], axis_name)) < 2:
     raise ValueError(f'batch = {size} example has no variance: give at least 2')
   return [to_float32(z) for z in views]
@@ -204,7 +204,7 @@ def _center(z: jax.Array, axis_name: str | None) -> jax.Array:
 
 
 def _covariance(z1: jax.Array, z2: jax.Array, axis_name: str | None) -> jax.Array:
-  """The mean of z1 z2ᵀ over the examples, for centered views.  [B, D] ×2 -> [D, D]"""
+  """The mean outer product of the rows of z1 and z2: their covariance, if they are centered.  [B, D] ×2 -> [D, D]"""
   covariance = jnp.matmul(z1.T, z2, precision=jax.lax.Precision.HIGHEST) / z1.shape[0]
   return covariance if axis_name is None else jax.lax.pmean(covariance, axis_name)
 

@@ -54,8 +54,13 @@ def parts(config: Mapping[str, Any], axis_name: str | None = None) -> Parts:
   """Builds the networks and the loss of a config, from its sections method, model, projector and loss."""
   spec = plain(config['method'])
   kind = METHODS.get(spec.get('name', ''))
-  changes = spec.pop('predictor', {}) if kind and kind.predictor else None
-  of_text = {key: spec.pop(key) for key in ('text', 'text_projector') if key in spec} if kind and kind.text else {}
+  # The parameters of the method's networks are not parameters of the method itself.
+  predictor_spec: Any = None
+  text_specs: dict[str, Any] = {}
+  if kind and kind.predictor:
+    predictor_spec = spec.pop('predictor', {})
+  if kind and kind.text:
+    text_specs = {key: spec.pop(key) for key in ('text', 'text_projector') if key in spec}
   found = find('method', spec, METHODS, given=Method.GIVEN)
   kind = METHODS[found.name]
   microbatches = found.parameters.get('microbatches', 1)
@@ -67,14 +72,14 @@ def parts(config: Mapping[str, Any], axis_name: str | None = None) -> Parts:
   encoder = build('model', config['model'], models.ENCODERS, **common)
   projector = build('projector', config['projector'], heads.HEADS, **common)
   predictor = None
-  if changes is not None:
-    predictor = build('method.predictor', {'name': kind.predictor, **changes}, heads.HEADS, **common)
+  if predictor_spec is not None:
+    predictor = build('method.predictor', {'name': kind.predictor, **predictor_spec}, heads.HEADS, **common)
   if kind.text:
-    text_encoder = build('method.text', of_text.get('text', TEXT), models.ENCODERS, **common)
+    text_encoder = build('method.text', text_specs.get('text', TEXT), models.ENCODERS, **common)
     if text_encoder.modality != 'sentences':
-      name = of_text['text']['name']
+      name = text_specs['text']['name']
       raise ValueError(f'method.text.name = {name!r} encodes {text_encoder.modality}: give clip_text or bert_base')
-    head = of_text.get('text_projector', config['projector'])
+    head = text_specs.get('text_projector', config['projector'])
     text = Network(text_encoder, build('method.text_projector', head, heads.HEADS, **common))
     return Parts(found, Towers(encoder, projector, predictor, text), contrast)
   return Parts(found, Network(encoder, projector, predictor), contrast)

@@ -39,6 +39,7 @@ class SimSiam(Method):
     return self._meet(outputs, targets), Outputs(batch_stats, extra, {})
 
   def _meet(self, outputs, targets) -> jax.Array:
+    """The mean loss between the prediction of each view and its targets from the other views."""
     pairs = directions(len(outputs), len(targets))
     if self.mean_target:
       aims = [(v, mean([targets[w] for u, w in pairs if u == v])) for v in range(len(outputs))]
@@ -101,7 +102,7 @@ class DINO(Momentum):
       'method.teacher_temperature',
       self.teacher_temperature,
       lambda _: tau is not None and not callable(tau),
-      'a number or a schedule, since a teacher does not learn',
+      'a number or a schedule, because no gradient reaches the teacher',
     )
 
   def _teacher_schedule(self):

@@ -23,7 +23,7 @@ class Towers(Network):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageText(Method):
-  """An image and its caption are positives; captions and images of other pairs are negatives (CLIP, Radford 2021).
+  """Image and caption are positives; captions and images of other pairs are negatives (CLIP, Radford et al. 2021).
 
   The last view is the caption; the others are views of the image. With images x_v,i (V views), captions y_i, and
   ℓ(pos, neg) the loss of a query:
@@ -58,7 +58,7 @@ class ImageText(Method):
 
   @property
   def reader(self) -> Method:
-    """This method with the caption network, whose parameters are in `text` of the network's parameters."""
+    """This method with the caption network in place of the image network; `_of_text` selects its parameters."""
     assert isinstance(self.network, Towers) and self.network.text is not None
     return dataclasses.replace(self, network=self.network.text)
 

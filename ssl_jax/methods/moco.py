@@ -19,7 +19,7 @@ from ssl_jax.registry import prefix, require
 
 
 def new_queue(key: jax.Array, shape: tuple[int, ...], batch_size: int) -> dict[str, jax.Array]:
-  """A queue of random unit vectors [..., M, D], the position of the next keys, and those keys [..., B, D]."""
+  """A queue of random unit vectors [..., M, D], where to write the next keys, and the keys to write, [..., B, D]."""
   queue = normalize(jax.random.normal(key, shape))
   return {'queue': queue, 'pointer': jnp.zeros((), jnp.int32), 'keys': queue[..., :batch_size, :]}
 
@@ -47,8 +47,8 @@ class MoCo(Momentum):
   """Keys come from a momentum encoder; the negatives are the `queue` most recent keys.
 
   The first view is the query, and the K others are its positives. Small crops are additional queries. The keys of the
-  last view enter the queue. For CACR's Alg. 3, set symmetric=True and intra_batch=True, and use the loss `cacr` with
-  stop_positive_weights=True.
+  last full-size view enter the queue. For CACR's Alg. 3, set symmetric=True and intra_batch=True, and use the loss
+  `cacr` with stop_positive_weights=True.
 
   Attributes:
     queue: the number of keys in the queue.
@@ -135,7 +135,9 @@ class MoCoV3(Momentum):
     found: dict[int, list[pairs.Pairs]] = {}  # by the number of positives: a small crop has one more than a large view
     for v, output in enumerate(outputs):
       others = [key for w, key in enumerate(keys) if w != v]
-      for key in [jnp.stack(others, axis=1)] if self.keys_together else others:
+      if self.keys_together:
+        others = [jnp.stack(others, axis=1)]
+      for key in others:
         pair = pairs.with_keys(output['predictor'], key, axis_name=self.axis_name)
         found.setdefault(pair.pos.shape[1], []).append(pair)
     joined = [[jnp.concatenate(parts) for parts in zip(*group, strict=True)] for group in found.values()]

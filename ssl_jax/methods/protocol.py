@@ -37,8 +37,8 @@ class Inputs(NamedTuple):
 class Outputs(NamedTuple):
   """What a step returns besides its loss."""
 
-  batch_stats: Any
-  extra: Any
+  batch_stats: Any  # running statistics of batch norm
+  extra: Any  # state outside the optimizer, such as a queue, a memory bank or a momentum encoder
   metrics: dict[str, jax.Array]  # scalars, averaged over the devices by the update
 
 

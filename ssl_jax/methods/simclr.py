@@ -56,7 +56,7 @@ class SimCLR(Method):
       )
     if self.block and self.by_view_pair:
       raise ValueError(
-        f'method.block = {self.block} cannot be combined with by_view_pair=True: set one of them to 0 or False'
+        f'method.block = {self.block} cannot be combined with by_view_pair=True: set block=0 or by_view_pair=False'
       )
 
   def loss(self, params: Any, batch_stats: Any, extra: Any, inputs: Inputs) -> tuple[jax.Array, Outputs]:

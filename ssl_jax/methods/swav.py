@@ -21,8 +21,8 @@ class SwAV(Method):
 
   Attributes:
     epsilon, iterations: parameters of the Sinkhorn algorithm.
-    queue: the number of earlier embeddings that Sinkhorn includes, once the queue is full and `queue_epochs` have
-      passed; 0 for none. Use it if batches are small compared with the number of prototypes.
+    queue: the number of earlier embeddings per view that Sinkhorn includes, once the queue is full and `queue_epochs`
+      have passed; 0 for none. Use it if batches are small compared with the number of prototypes.
     freeze_epochs: the number of epochs at the start in which the prototypes are not trained.
   """
 

@@ -27,7 +27,7 @@ def view(key: jax.Array, tokens: jax.Array) -> jax.Array:
   return jnp.concatenate([tokens.astype(jnp.uint32), jax.random.bits(key, (KEY_WORDS,), jnp.uint32)])
 
 
-def seen(tokens: jax.Array) -> jax.Array:
+def without_dropout(tokens: jax.Array) -> jax.Array:
   """The input for evaluations, which use no dropout: the key is zero.  [T] -> uint32 [T + 2]"""
   return jnp.concatenate([tokens.astype(jnp.uint32), jnp.zeros(KEY_WORDS, jnp.uint32)])
 

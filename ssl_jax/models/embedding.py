@@ -42,19 +42,19 @@ def _forward(rows, table, index):
 
 
 def _backward(rows, index, gradient):
-  sums = row_sums(index.ravel(), gradient.reshape(index.size, -1), rows)
+  sums = segment_sums(index.ravel(), gradient.reshape(index.size, -1), rows)
   return sums.astype(gradient.dtype), None
 
 
 _lookup.defvjp(_forward, _backward)
 
 
-def row_sums(index: jax.Array, values: jax.Array, rows: int) -> jax.Array:
+def segment_sums(index: jax.Array, values: jax.Array, rows: int) -> jax.Array:
   """The sum of the values of each row, in float32 or wider: `zeros.at[index].add(values)`.
 
   Shapes: int [N], [N, D], V -> [V, D]
 
-  >>> row_sums(jnp.array([2, 0, 2]), jnp.array([[1.0], [2.0], [4.0]]), rows=3).tolist()
+  >>> segment_sums(jnp.array([2, 0, 2]), jnp.array([[1.0], [2.0], [4.0]]), rows=3).tolist()
   [[2.0], [0.0], [5.0]]
   """
   order = jnp.argsort(index)

@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.arrays import check_mapping, to_float32
+from ssl_jax.arrays import reject_check_vma, to_float32
 
 ROWS = 16  # rows of a tile: with 4 warps, each thread holds 8 neighboring numbers
 COLUMNS = 64  # columns of a tile: a bfloat16 row is 128 bytes, which a GPU reads at once
 LOADS = 8  # tiles loaded together, to hide memory latency
-PROGRAMS = 1056  # maximum number per sum: eight for each of an H200's 132 multiprocessors
+PROGRAMS = 1056  # maximum number of kernel programs: eight for each of an H200's 132 multiprocessors
 LARGEST = 2**25  # maximum bytes of an array; for larger ones, XLA's sums are as fast (benchmarks/README.md)
 
 
@@ -36,7 +36,7 @@ def fits(x: jax.Array) -> bool:
   return channels % COLUMNS == 0 and x.size // channels % (ROWS * LOADS) == 0
 
 
-def row_sums(
+def column_sums(
   function: Callable[..., tuple[jax.Array, jax.Array]],
   arrays: tuple[jax.Array, ...],
   vectors: tuple[jax.Array, ...] = (),
@@ -44,7 +44,7 @@ def row_sums(
   store: bool = False,
   interpret: bool = False,
 ) -> list[jax.Array]:
-  """The sums over rows of the two results of an elementwise function and, with `store`, its first result.
+  """The column sums of the two results of an elementwise function and, with `store`, its first result.
 
   Shapes: each [M, C], each [C] -> [2, C] in float32, and [M, C] in the dtype of the first array.
   """
@@ -95,7 +95,7 @@ def _means(sums, count, axis_name):
   """Means over the global batch, from local sums (an array or a tuple of arrays)."""
   means = jax.tree.map(lambda x: x / count, sums)
   if axis_name is not None:
-    check_mapping(jax.tree.leaves(means)[0], axis_name)
+    reject_check_vma(jax.tree.leaves(means)[0], axis_name)
     means = jax.lax.pmean(means, axis_name)
   return means
 
@@ -117,7 +117,7 @@ def normalize(
   axis_name: str | None,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """relu?(batch norm of x + add), and the mean and variance of the global batch, which have no gradient.
+  """batch_norm(x) + add, with ReLU if `relu`; and the mean and variance of the global batch, which have no gradient.
 
   Shapes: [..., C], [C], [C], [..., C] or None -> [..., C], [C], [C].
   """
@@ -126,15 +126,16 @@ def normalize(
 
 def _forward(x, scale, bias, add, relu, epsilon, axis_name, interpret):
   rows = x.reshape(-1, x.shape[-1])
-  (sums,) = row_sums(lambda x: (x, x * x), (rows,), interpret=interpret)
+  (sums,) = column_sums(lambda x: (x, x * x), (rows,), interpret=interpret)
   mean, var = statistics(sums, len(rows), axis_name)
   rstd = jax.lax.rsqrt(var + epsilon)
   y = to_float32(rows) * (scale * rstd)[None] + (bias - mean * scale * rstd)[None]
   y = y if add is None else y + to_float32(add.reshape(rows.shape))
   y = (jnp.maximum(y, 0.0) if relu else y).astype(x.dtype).reshape(x.shape)
   # Without an addition, the sign before ReLU is recomputed from x, which is faster than reading y.
-  added = None if add is None else jnp.zeros(0)
-  return (y, mean, var), (x, None if add is None or not relu else y, added, (mean, rstd, scale, bias))
+  y_for_sign = y if relu and add is not None else None
+  added = None if add is None else jnp.zeros(0)  # marks an addition: None or an array is static, a bool would be traced
+  return (y, mean, var), (x, y_for_sign, added, (mean, rstd, scale, bias))
 
 
 def _backward(relu, epsilon, axis_name, interpret, saved, cotangents):
@@ -148,7 +149,7 @@ def _backward(relu, epsilon, axis_name, interpret, saved, cotangents):
     d = jnp.where((y[0] if y else x_hat * scale + bias) > 0, dy, 0.0) if relu else dy
     return d, d * x_hat
 
-  sums, *kept = row_sums(terms, arrays, vectors, store=y is not None, interpret=interpret)
+  sums, *kept = column_sums(terms, arrays, vectors, store=y is not None, interpret=interpret)
   mean_d, mean_dx = _means(sums, len(arrays[0]), axis_name)
   mean, rstd, scale, bias = (v[None] for v in vectors)
   d = to_float32(kept[0]) if kept else terms(*map(to_float32, arrays), mean, rstd, scale, bias)[0]

@@ -46,7 +46,7 @@ def attend(
   drop: Callable[[jax.Array], jax.Array] = lambda weights: weights,
   causal: bool = False,
 ) -> jax.Array:
-  """softmax(query · key / √D) · value per head; the weights are float32.
+  """softmax(query · key / √D) · value per head, with the softmax in float32.
 
   Args:
     query, key, value: [N, T, H, D]

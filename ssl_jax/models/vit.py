@@ -55,8 +55,8 @@ class ViT(Encoder):
   """Images [N, H, W, 3] -> features [N, width] in float32: the class token after the last layer norm.
 
   As in MoCo v3, the position embedding is a fixed sine, and the patch projection keeps its initial weights: no gradient
-  reaches `patch_embed`, so it must be exempt from weight decay, too. `remat` recomputes each block in the backward pass
-  instead of storing its activations: the same results with less memory and more time.
+  reaches `patch_embed`, and `ssl_jax.run.optimizers` exempts it from weight decay. `remat` recomputes each block in the
+  backward pass instead of storing its activations: the same results with less memory and more time.
   """
 
   patch: int

@@ -23,7 +23,7 @@ OF_TEST = (
   *('data.name', 'data.file', 'data.classes', 'data.test_split', 'data.held_out', 'eval.data.'),
   *(f'eval.{key}' for key in ('features', 'vote', 'temperature', 'crop', 'flip', 'patch', 'train_images')),
 )
-# The same for the accuracies whose names start with these words.
+# {prefix of accuracies: config keys that make only these accuracies incomparable}.
 OF_KIND = {
   'linear': ('eval.linear', 'eval.seeds'),
   'finetune': ('eval.finetune', 'eval.finetune_learning_rate', 'eval.class_weights', 'eval.seeds'),
@@ -123,6 +123,8 @@ def _folders(workdirs: Sequence[pathlib.Path]) -> list[str]:
 
 
 def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str] = ()) -> list[Section]:
+  """Accuracies as a table and a figure, curves over the epochs, and a table of measures for each layer."""
+
   def spread(pick: Callable[[FinishedRun], Mapping[str, float]], form: str, prefix: str):
     """(the keys of any run, {group: {key: Number}} for the keys that all runs of the group have)"""
     keys = list(dict.fromkeys(key for runs in groups.values() for run in runs for key in pick(run)))
@@ -221,14 +223,16 @@ def _same_start(a: FinishedRun, b: FinishedRun) -> bool:
   """Whether two runs have the same losses up to the step of a fork: the fork has copied the rows of its parent."""
   losses = lambda run, step: [(row['step'], row['loss']) for row in run.rows if 'loss' in row and row['step'] <= step]
   forks = {row['step'] for run in (a, b) for row in run.rows if 'forked_at' in row}
-  return any(losses(a, step) == losses(b, step) != [] for step in forks)
+  return any(losses(a, step) and losses(a, step) == losses(b, step) for step in forks)
 
 
 def _mark_best(key: str, cells: Mapping[str, dict[str, Number]]) -> None:
   """Marks the highest mean, unless all are equal."""
   values = [found[key].value for found in cells.values() if key in found]
+  if len(set(values)) < 2:
+    return
   for found in cells.values():
-    if key in found and min(values) < max(values) == found[key].value:
+    if key in found and found[key].value == max(values):
       found[key] = found[key]._replace(best=True)
 
 

@@ -153,8 +153,8 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   encoder = models.create(dtype=jnp.dtype(config.dtype), **config.model)
   modality = modality_of(config)
   size, notes = modality.input_size(config), NOTES[modality.name](config, encoder)
-  shown = modality.views(config, on_device=True).shown
-  program = to_program(encoder, parts['encoder'], shown, notes.shape, notes.dtype)
+  eval_view = modality.views(config, on_device=True).eval_view
+  program = to_program(encoder, parts['encoder'], eval_view, notes.shape, notes.dtype)
   about = {
     'model': json.dumps(config.model.to_dict()),
     'step': str(int(state.step)),
@@ -178,7 +178,7 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   if detection:
     written['detectron2.safetensors'] = safetensors.numpy.save(torch_weights.to_detectron2(tensors), about)
   if modality.name == 'pairs':
-    written |= _text_files(config, params, batch_stats, workdir, shown, notes)
+    written |= _text_files(config, params, batch_stats, workdir, eval_view, notes)
   folder = files.writable(workdir / 'export')
   for name, data in written.items():
     files.write_bytes(folder / name, data)
@@ -188,7 +188,7 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
 
 
 def _text_files(
-  config: ConfigDict, params: Any, batch_stats: Any, workdir: pathlib.Path, shown: Callable, notes: Notes
+  config: ConfigDict, params: Any, batch_stats: Any, workdir: pathlib.Path, eval_view: Callable, notes: Notes
 ) -> dict[str, bytes]:
   """The additional files of an image-text run: text encoder, text projector, vocabulary, and embedding programs.
 
@@ -204,8 +204,8 @@ def _text_files(
   head = {f'projector.{name}': tensor for name, tensor in torch_weights.to_torch(part('projector')).items()}
   tokens = str(config.data.tokens)
   programs = {
-    'image_embedding.jax': to_program(_Embedding(network), variables, shown, notes.shape, notes.dtype),
-    'text_embedding.jax': to_program(_Embedding(network.text), of_text, bert.seen, tokens, jnp.uint16),
+    'image_embedding.jax': to_program(_Embedding(network), variables, eval_view, notes.shape, notes.dtype),
+    'text_embedding.jax': to_program(_Embedding(network.text), of_text, bert.without_dropout, tokens, jnp.uint16),
   }
   words = [workdir / name for name in ('vocab.txt', 'tokenizer.json') if (workdir / name).is_file()]
   return {
@@ -227,21 +227,22 @@ class _Embedding(NamedTuple):
 
 
 def to_program(
-  encoder: Encoder | _Embedding, variables: Mapping, shown: Callable, shape: str, dtype: DTypeLike
+  encoder: Encoder | _Embedding, variables: Mapping, eval_view: Callable, shape: str, dtype: DTypeLike
 ) -> jax.export.Exported:
   """The program: inputs [batch, ...] -> float32 features [batch, D], for any batch size. It contains the weights.
 
-  `shown` maps one input of `shape` and `dtype` to an encoder input, with the crop and the normalization of evaluations.
+  `eval_view` maps one input of `shape` and `dtype` to an encoder input: the crop and the normalization of evaluations.
   """
-  apply = jax.jit(lambda inputs: encoder.apply(variables, jax.vmap(shown)(inputs), train=False))
+  apply = jax.jit(lambda inputs: encoder.apply(variables, jax.vmap(eval_view)(inputs), train=False))
   inputs = jax.ShapeDtypeStruct(jax.export.symbolic_shape(f'batch, {shape}'), dtype)
   return jax.export.export(apply, platforms=PLATFORMS)(inputs)
 
 
 _TEXT = """## Image and text
 
-`image_embedding.jax` and `text_embedding.jax` are both encoders with their projectors, as serialized functions to unit
-vectors: images as above, and uint16 tokens of the vocabulary beside them, padded with 0. Their products are cosines.
+`image_embedding.jax` and `text_embedding.jax` are the two encoders with their projectors, as serialized functions that
+return unit vectors. The first takes images as above, the second uint16 tokens of the vocabulary in this folder, padded
+with 0. The dot product of an image and a text is their cosine similarity.
 `text_encoder.safetensors` and `text_projector.safetensors` hold the weights of the text encoder.
 
 """

@@ -43,8 +43,8 @@ class Card(NamedTuple):
 def read(config: ConfigDict, workdir: pathlib.Path, step: int) -> Card:
   """The card of the checkpoint at `step` of the run with this config.
 
-  Results of other steps are left out, and those of other features than the exported ones. Results of training are left
-  out if the evaluation measured such results in another way, because the card describes one.
+  Results of other steps, and of features other than the exported ones, are left out. If the evaluation used other
+  settings than training did, the affected results of training are left out: the card describes a single protocol.
   """
   summary = _content(workdir / 'summary.json', metric_log.SUMMARY | {'command': str | None})
   evaluation = _content(workdir / f'{metric_log.evaluation_name(config.eval.data.name)}.json', {'step': int})

@@ -25,7 +25,7 @@ from ssl_jax.run.devices import AXIS, Devices, jit_once
 from ssl_jax.run.online_probe import OnlineProbe
 from ssl_jax.run.state import State, average_of
 
-LONGEST_CALL = 512  # steps in one dispatch by default; progress is shown and a signal obeyed between two dispatches
+LONGEST_CALL = 512  # maximum steps per dispatch by default; signals and progress are handled only between dispatches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +249,8 @@ def _check_network(run: Run) -> None:
   config, method = run.config, run.method
   inputs = models.example(method.network.encoder, run.modality.input_size(config))
   try:
-    shapes = params, stats, _ = jax.eval_shape(method.init, jax.random.key(0), inputs)
+    shapes = jax.eval_shape(method.init, jax.random.key(0), inputs)
+    params, stats, _ = shapes
     if not all(weight.size for weight in jax.tree.leaves(params)):
       raise TypeError('a layer has no width')
     needed = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))

@@ -68,11 +68,11 @@ def start(processes: int, cpu_devices: int) -> None:
 
 
 class Different(ValueError):
-  """The processes were started differently. All of them raise this."""
+  """The processes have different settings or data. All of them raise this error."""
 
 
 def require_same(settings: Mapping[str, Any]) -> None:
-  """Raises `Different` if the processes differ in {key: value}. They would train a mixture."""
+  """Raises `Different` if a setting differs between processes: they would average gradients of different runs."""
   if jax.process_count() == 1:
     return
   mine = json.dumps(settings, default=str).encode()
@@ -86,7 +86,7 @@ def require_same(settings: Mapping[str, Any]) -> None:
         raise Different(f'{key} = {found}: start all with the same command and data')
 
 
-def sees(folder: pathlib.Path) -> bool:
+def shares(folder: pathlib.Path) -> bool:
   """Whether a new file of the first process in `folder` appears in this process."""
   if jax.process_count() == 1:
     return True
@@ -185,7 +185,12 @@ class Devices:
   def map(
     self, fn: Callable, *, replicated: int, sharded: int = 1, out: str = 'replicated', donate: tuple[int, ...] = ()
   ) -> Callable:
-    """`fn` mapped over the devices: the first `replicated` arguments are copies, the next `sharded` ones are shards."""
+    """`fn` mapped over the devices: the first `replicated` arguments are copies, the next `sharded` ones are shards.
+
+    Args:
+      out: whether the results are 'replicated' or 'sharded'.
+      donate: positions of the arguments whose memory the results may reuse.
+    """
     if self.kind == 'pmap':
       return jax.pmap(fn, AXIS, devices=self.devices, donate_argnums=donate)
     specs = (P(),) * replicated + (P(AXIS),) * sharded

@@ -60,12 +60,12 @@ def learning_rate(optimizer: Mapping, *, batch_size: int, steps_per_epoch: int, 
 
 
 def decayed(params: Any) -> Any:
-  """True for weights. False for biases, normalization parameters and scalars, which have fewer than two dimensions."""
+  """The mask of weight decay: False for biases, normalization parameters and scalars, all with fewer than two axes."""
   return jax.tree.map(lambda p: jnp.ndim(p) > 1, params)
 
 
 def _network_weights(params):
-  """False for parameters of the temperature and the loss, and for a ViT's frozen patch projection; otherwise True.
+  """The mask of network weights: False for the temperature, the loss and a ViT's frozen patch projection.
 
   Weight decay would pull the temperature to 1, and the bias of a loss to 0.
   """

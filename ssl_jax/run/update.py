@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from ssl_jax.arrays import check_mapping
+from ssl_jax.arrays import reject_check_vma
 from ssl_jax.methods import Inputs, Method
 from ssl_jax.run.online_probe import OnlineProbe
 from ssl_jax.run.state import State, average_of
@@ -71,7 +71,7 @@ def make_update(
   """
 
   def update(state, images, index):
-    check_mapping(index, axis_name)
+    reject_check_vma(index, axis_name)
     b = index.shape[0]
     first = lax.axis_index(axis_name) * b if axis_name else 0
     keys = example_keys(seed, state.step, first + jnp.arange(b))
@@ -104,7 +104,7 @@ def make_update(
 def scan_update(update: Callable) -> Callable:
   """S training steps on a dataset that is on the device: (state, dataset, index [b, S]) -> (state, metrics [S]).
 
-  If S is 1, the metrics have no such axis.
+  If S is 1, the metrics have no step axis.
   """
 
   def many(state, dataset, index):

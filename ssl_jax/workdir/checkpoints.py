@@ -209,27 +209,27 @@ def _undamaged(workdir: pathlib.Path, step: int) -> int:
 
 def _intact(workdir: pathlib.Path, *, set_aside: bool) -> int | None:
   """The step of the newest undamaged checkpoint, or None if there are no checkpoints. Every process checks."""
-  known, damaged = files.steps(workdir), {}
+  known, damaged, intact = files.steps(workdir), {}, None
   for step in known:
     if not (found := checksums.damage(workdir / 'checkpoints' / str(step))):
+      intact = step
       break
     damaged[step] = found
     if files.steps(workdir)[:1] != known[:1]:  # a running training has removed the checkpoint that was read here
       return _intact(workdir, set_aside=set_aside)
-  else:
-    step = None
-  if damaged and step is None:
+  if not damaged:
+    return intact
+  if intact is None:
     raise ValueError(f'{_damage(workdir, damaged)}: remove {workdir / "checkpoints"}, and the run starts again')
-  if damaged:
-    moved = f' and moved to {workdir / "damaged"}' if set_aside else ''
-    files.warn(f'{_damage(workdir, damaged)}{moved}: using step {step} instead')
-  if damaged and set_aside:
+  moved = f' and moved to {workdir / "damaged"}' if set_aside else ''
+  files.warn(f'{_damage(workdir, damaged)}{moved}: using step {intact} instead')
+  if set_aside:
     _together('damaged checkpoints are known')
     if jax.process_index() == 0:
       for number in damaged:
         _set_aside(workdir, number)
     _together('damaged checkpoints are set aside')
-  return step
+  return intact
 
 
 def _damage(workdir: pathlib.Path, damaged: Mapping[int, str]) -> str:

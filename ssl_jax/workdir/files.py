@@ -89,7 +89,7 @@ def identity_at(workdir: pathlib.Path, step: int) -> dict:
 def difference_of(owner: Mapping, found: Mapping, among: Sequence[str] = ()) -> str | None:
   """`config.difference` of two identities. The keys `FOUND` are compared only if both have them.
 
-  `contents` is compared only if the others are the same, because they explain more.
+  `contents` is compared only if `images` and `words` agree, because a difference in those explains more.
   """
   old, new = owner['data'], found['data']
   hidden = {key for key in FOUND if key not in old or key not in new}

@@ -157,7 +157,7 @@ class MetricLog:
 
 
 class Board:
-  """A file of scalars for TensorBoard, which then hides values of older files from step `first` on.
+  """A TensorBoard file of scalars. TensorBoard hides what older files have at step `first` and later.
 
   It writes in the calling thread. tensorboardX's SummaryWriter uses another thread, and blocks forever if that fails.
   """

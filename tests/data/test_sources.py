@@ -513,7 +513,7 @@ def test_the_next_good_image_is_found_past_the_end(tmp_path):
   assert (image, position) == ((64, 64), 0)
   for path in paths:
     pathlib.Path(path).unlink(missing_ok=True)
-  with pytest.raises(ValueError, match=r'none of the 6 images from .* on can be read: check that the data'):
+  with pytest.raises(ValueError, match=r'none of the 6 images starting at .* can be read: check that the data'):
     source.read(0)
 
 

@@ -24,7 +24,7 @@ def averaged(tmp_path_factory):
   state, rng = prepared.initial_state(), np.random.default_rng(0)
   far = lambda x: x + rng.uniform(0, 0.5, x.shape).astype(np.float32)
   average = jax.tree.map(far, average_of(state.params, state.batch_stats))
-  images = jax.vmap(prepared.views.shown)(np.concatenate([prepared.train.items, prepared.eval_test.items]))
+  images = jax.vmap(prepared.views.eval_view)(np.concatenate([prepared.train.items, prepared.eval_test.items]))
   found = jax.jit(prepared.method.features)({'network': average['network']}, average['batch_stats'], images)
   return ImageEvaluator(prepared), state.replace(extra={**state.extra, 'average': average}), found
 
@@ -35,7 +35,7 @@ def updated(averaged):
   evaluator, state, _ = averaged
   prepared, index = evaluator.run, np.arange(32, dtype=np.int32)
   settings = dict(seed=0, ema=0.8, online_probe=prepared.online_probe, axis_name=AXIS)
-  same = [lambda key, image: prepared.views.shown(image)] * 2
+  same = [lambda key, image: prepared.views.eval_view(image)] * 2
   update = make_update(prepared.method, prepared.optimizer, prepared.learning_rate, same, **settings)
   batch = prepared.devices.shard((prepared.train.items[index], index))
   state, _ = prepared.devices.map(update, replicated=1, sharded=2)(prepared.devices.replicate(state), *batch)

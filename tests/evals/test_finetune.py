@@ -35,14 +35,14 @@ def unaugmented(prepared, monkeypatch):
   """(the run on one device, its state), trained without augmentation"""
   parts, state = prepared
   chosen = parts(1)
-  plain = lambda key, image: chosen.views.shown(image)
+  plain = lambda key, image: chosen.views.eval_view(image)
   monkeypatch.setattr(finetune, '_crops_and_flips', lambda config, on_device: plain)
   return chosen, state
 
 
 def extracted(chosen, state, source):
   """Backbone features [n, d]"""
-  images = jax.vmap(chosen.views.shown)(source.items)
+  images = jax.vmap(chosen.views.eval_view)(source.items)
   return np.asarray(jax.jit(chosen.method.features)(state.params, state.batch_stats, images)['backbone'])
 
 
@@ -110,7 +110,7 @@ def test_images_cropped_by_the_host_are_not_cropped_again(tmp_path, monkeypatch)
   monkeypatch.setattr(finetune._Classifier, 'update', update)
   monkeypatch.setattr(finetune, '_host_epochs', lambda *given: contextlib.nullcontext(lambda state, epoch: state))
   fit(((lambda devices: chosen), chosen.initial_state()), 1, SHORT, frozen=False)
-  np.testing.assert_allclose(seen[0](jax.random.key(0), image), chosen.views.shown(image), rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(seen[0](jax.random.key(0), image), chosen.views.eval_view(image), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('on_device', ['yes', 'no'])
@@ -179,7 +179,7 @@ def test_a_frozen_classifier_scales_plain_features_of_readable_images(tmp_path, 
   source = evaluator.run.eval_train
   assert len(source.readable()) == 23
   images, _ = features.squares(source, source.readable(), 12)
-  plain = jax.jit(evaluator.run.method.features)(*state.evaluated, jax.vmap(evaluator.run.views.shown)(images))
+  plain = jax.jit(evaluator.run.method.features)(*state.evaluated, jax.vmap(evaluator.run.views.eval_view)(images))
   np.testing.assert_allclose(scaled[0], plain['backbone'], rtol=1e-4, atol=1e-5)
 
 
@@ -239,7 +239,7 @@ def test_with_weights_inverse_to_its_size_each_class_counts_the_same(prepared, u
   weights = tuple(30 / (4 * n) for n in (16, 8, 4, 2))
   protocol = finetune.FineTuning('', 'sgd', 0.5, 30, 2, (1,), 0.1, class_weights=weights)
   found, _ = fit(prepared, 1, protocol, frozen=False, images=kept)
-  images, labels = jax.vmap(chosen.views.shown)(chosen.train.items[kept]), chosen.train.labels[kept]
+  images, labels = jax.vmap(chosen.views.eval_view)(chosen.train.items[kept]), chosen.train.labels[kept]
   assert np.bincount(labels).tolist() == [16, 8, 4, 2]
   encoder = chosen.method.network.encoder.clone(axis_name=None)
 

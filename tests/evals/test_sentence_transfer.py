@@ -25,13 +25,13 @@ def slow_fit(x, y, c, classes):
 def slow_choice(x, y, classes, seed):
   fold = sentence_transfer.folds(y, sentence_transfer.FOLDS, seed)
   means = []
-  for c in sentence_transfer.STRENGTHS:
+  for c in sentence_transfer.C_VALUES:
     scores = []
     for f in range(sentence_transfer.FOLDS):
       classify = slow_fit(x[fold != f], y[fold != f], c, classes)
       scores.append(np.mean(classify(x[fold == f]) == y[fold == f]))
     means.append(np.mean(scores))
-  return sentence_transfer.STRENGTHS[int(np.argmax(means))]
+  return sentence_transfer.C_VALUES[int(np.argmax(means))]
 
 
 def slow_accuracy(x, y, split, classes):
@@ -45,8 +45,8 @@ def slow_accuracy(x, y, split, classes):
   train, test = split == 'train', split == 'test'
   if 'dev' in split:
     dev = split == 'dev'
-    scores = [np.mean(slow_fit(x[train], y[train], c, classes)(x[dev]) == y[dev]) for c in sentence_transfer.STRENGTHS]
-    c = sentence_transfer.STRENGTHS[int(np.argmax(scores))]
+    scores = [np.mean(slow_fit(x[train], y[train], c, classes)(x[dev]) == y[dev]) for c in sentence_transfer.C_VALUES]
+    c = sentence_transfer.C_VALUES[int(np.argmax(scores))]
   else:
     c = slow_choice(x[train], y[train], classes, 0)
   return 100 * np.mean(slow_fit(x[train], y[train], c, classes)(x[test]) == y[test])

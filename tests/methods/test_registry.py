@@ -133,12 +133,12 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
     ),
     (
       {'method': dict(name='dino', teacher_temperature=dict(name='learnable', tau=0.1)), 'loss': dict(name='dino')},
-      'method.teacher_temperature = .* must be a number or a schedule, since a teacher does not learn',
+      'method.teacher_temperature = .* must be a number or a schedule, because no gradient reaches the teacher',
     ),
     *(
       (
         {'method': dict(name='dino', teacher_temperature=tau), 'loss': dict(name='dino')},
-        'method.teacher_temperature = .* must be a number or a schedule, since a teacher does not learn',
+        'method.teacher_temperature = .* must be a number or a schedule, because no gradient reaches the teacher',
       )
       for tau in (
         dict(name='constant', tau=dict(name='learnable')),

@@ -127,7 +127,7 @@ def test_views_of_a_sentence_share_its_tokens_and_differ_in_their_key():
   np.testing.assert_array_equal(first[:6], tokens)
   np.testing.assert_array_equal(second[:6], tokens)
   assert (first[6:] != second[6:]).all()
-  np.testing.assert_array_equal(bert.seen(tokens), [*tokens, 0, 0])
+  np.testing.assert_array_equal(bert.without_dropout(tokens), [*tokens, 0, 0])
 
 
 def test_dropout_depends_only_on_the_key_of_a_sentence():

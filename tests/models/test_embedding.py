@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from ssl_jax.models.embedding import Embed, lookup, row_sums
+from ssl_jax.models.embedding import Embed, lookup, segment_sums
 
 
 @pytest.mark.parametrize('shape', [(7,), (5, 9), (1, 1)])
@@ -27,7 +27,7 @@ def test_sums_are_those_of_a_loop():
   expected = np.zeros((120, 4))
   for row, value in zip(index, values, strict=True):
     expected[row] += value
-  np.testing.assert_allclose(row_sums(index, jnp.asarray(values, jnp.float32), 120), expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(segment_sums(index, jnp.asarray(values, jnp.float32), 120), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_bfloat16_gradient_is_added_in_float32():

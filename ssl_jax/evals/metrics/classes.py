@@ -32,7 +32,7 @@ def _class_sums(x, labels, *, num_classes, block):
 
 
 def _class_means(x, labels):
-  """For the classes that occur, renumbered from 0.  [n, d], [n] -> means [c, d], class of each row [n], counts [c]"""
+  """Means of the classes that occur, renumbered from 0.  [n, d], [n] -> [c, d], class of each row [n], counts [c]"""
   _, labels, counts = np.unique(labels, return_inverse=True, return_counts=True)
   labels = labels.astype(np.int32)
   size = row_blocks.rows(len(x), max(len(counts), x.shape[1]))
