@@ -283,7 +283,8 @@ def test_without_a_network_the_error_names_the_url_and_the_local_copy(tmp_path, 
     'cifar10',
     tmp_path,
     match=r'^https://www\.cs\.toronto\.edu/~kriz/cifar-10-binary\.tar\.gz cannot be downloaded \(no route to host\): '
-    r'try again, or download it elsewhere and append the paths of all archives to this command: cifar-10-binary\.tar\.gz$',
+    r'try again, or download it elsewhere and append the paths of all archives to this command: '
+    r'cifar-10-binary\.tar\.gz$',
   )
 
 
