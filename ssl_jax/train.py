@@ -77,7 +77,8 @@ def train(config: ConfigDict, workdir: str) -> dict:
       parent.hand_over(checkpoints, workdir, state)
     latest = checkpoints.latest()
     shared = '--workdir, which all processes must share,'
-    require_same({f'the step of the newest checkpoint in {shared}': latest, f'the view of {shared}': shares(workdir)})
+    seen = {f'the step of the newest checkpoint in {shared}': latest}
+    require_same(seen | {f'a new file of process 0 in {shared} is visible': shares(workdir)})
     if latest is not None:
       state = checkpoints.restore(state)
     first, start, skipped = int(state.step), start - checkpoints.seconds(), checkpoints.skipped()

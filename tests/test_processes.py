@@ -161,7 +161,7 @@ def test_a_workdir_that_is_not_shared_ends_in_one_line(undisturbed, tmp_path):
   with processes(undisturbed, 2, tmp_path / 'run', other=[f'--workdir={tmp_path / "other"}']) as started:
     said = [child.communicate(timeout=SECONDS) for child in started]
   assert [child.returncode for child in started] == [1, 1], said
-  message = 'the view of --workdir, which all processes must share, = True in process 0, but False in process 1: '
+  message = 'a new file of process 0 in --workdir, which all processes must share, is visible = True in process 0, but '
   assert all(re.match(f'ssl_jax: {message}', error) and error.count('\n') == 1 for _, error in said), said
   assert not [*tmp_path.rglob('.shared-*')]
 
