@@ -193,11 +193,11 @@ def differences(sweep: Sweep, folder: pathlib.Path, names: Sequence[str]) -> str
     if name not in found:
       raise ValueError(f'--difference: {name!r} has not been run: run it with --only={name}')
   here, there = (found[name] for name in names)
-  names_of = lambda results: ', '.join(str(result['seed']) for result in results)
+  seeds_of = lambda results: ', '.join(str(result['seed']) for result in results)
   known = {column.metric: column for column in sweep.columns}
   # All accuracies, even if they have no column; measures of features have a slash.
   others = [metric for metric in here[0]['metrics'] if not ('/' in metric or metric.endswith('_top5'))]
-  lines = [f'{names[0]} (seeds {names_of(here)}) minus {names[1]} (seeds {names_of(there)})']
+  lines = [f'{names[0]} (seeds {seeds_of(here)}) minus {names[1]} (seeds {seeds_of(there)})']
   for column in [*sweep.columns, *(Column(metric, metric) for metric in others if metric not in known)]:
     values = column.values(here), column.values(there)
     if all(values):
