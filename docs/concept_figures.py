@@ -9,18 +9,8 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from ssl_jax import losses, pairs, temperature
+from ssl_jax.reporting.figures import COLORS, style, write_svg
 
-COLORS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#D55E00', '#56B4E9')
-STYLE = {
-  'axes.spines.top': False,
-  'axes.spines.right': False,
-  'axes.prop_cycle': plt.cycler(color=COLORS),
-  'axes.grid': True,
-  'grid.alpha': 0.2,
-  'legend.frameon': False,
-  'svg.hashsalt': 'ssl_jax',
-  'font.size': 10,
-}
 SIMILARITIES = jnp.linspace(-1, 1, 401)
 
 
@@ -28,9 +18,9 @@ def draw(folder: pathlib.Path) -> None:
   """Writes an SVG file for each figure."""
   matplotlib.use('agg')
   folder.mkdir(parents=True, exist_ok=True)
-  with plt.rc_context(STYLE):
+  with style(), plt.rc_context({'axes.prop_cycle': plt.cycler(color=COLORS)}):
     for name, figure in FIGURES.items():
-      figure().savefig(folder / f'{name}.svg', metadata={'Date': None}, bbox_inches='tight')
+      write_svg(figure(), folder / f'{name}.svg')
     plt.close('all')
 
 
@@ -84,13 +74,13 @@ def schedules() -> Figure:
   }.items():
     axis.plot(epochs, [float(schedule(int(epoch))) for epoch in epochs], label=name)
   axis.set(xlabel='epoch', ylabel='temperature τ')
-  axis.legend(fontsize=8)
+  axis.legend(fontsize=8, loc='lower center', bbox_to_anchor=(0.5, 1.0), ncols=2)
   return figure
 
 
 def positives_and_negatives() -> Figure:
   """Which keys are positives and negatives of which queries."""
-  figure, axes = plt.subplots(1, 3, figsize=(7.6, 2.9), layout='constrained')
+  figure, axes = plt.subplots(1, 3, figsize=(7.6, 3.4), layout='constrained')
   views, bank, own = [jnp.eye(4), jnp.eye(4)], jnp.eye(8, 4), np.array([1, 3, 4, 6])
   kinds = {
     'in_batch: 2 views of 4 images': (pairs.in_batch(*views), other_views(2, 4)),

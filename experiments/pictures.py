@@ -131,9 +131,7 @@ def heat_maps(panels: Sequence[Panel], label: str, *, per_line: int, width: floa
   figure = Figure(figsize=(width, 0.5 + lines * width / per_line * 0.8), layout='constrained')
   axes = figure.subplots(lines, per_line, squeeze=False)
   for axis, panel in zip(axes.flat, panels, strict=True):
-    image = axis.imshow(
-      np.where(np.isfinite(panel.values), panel.values, np.nan), origin='lower', cmap='viridis', vmin=low, vmax=high
-    )
+    image = axis.imshow(panel.values, origin='lower', cmap='viridis', vmin=low, vmax=high)
     for (row, column), value in np.ndenumerate(panel.values):
       if np.isfinite(value):
         color = 'white' if value < (low + high) / 2 else 'black'

@@ -165,7 +165,9 @@ def _reduce(logits: Stream, values: Stream | None = None) -> tuple[jax.Array, ..
   operands = (*logits.operands, *(values.operands if values else ()))
 
   def function(s, *given):
-    found = [logits.function(s, *given[:count]), *([values.function(s, *given[count:])] if values else [])]
+    found = [logits.function(s, *given[:count])]
+    if values is not None:
+      found.append(values.function(s, *given[count:]))
     return tuple(x.astype(source.queries.dtype) for x in found)  # a parameter may have another type
 
   scalars = [jax.ShapeDtypeStruct((), x.dtype) for x in (source.queries, *operands)]

@@ -93,7 +93,7 @@ def for_queries(temperature: Temperature, count: int) -> Any:
     return tau.reshape(())
   if (len(tau), tau.size) != (count, count):
     raise ValueError(f'temperature has shape {tau.shape}, but there are {count} queries: give a number, or one each')
-  return tau
+  return tau.reshape(count)
 
 
 def _scaled_stream(s: Stream, temperature: Temperature) -> Any:

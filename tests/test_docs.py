@@ -15,6 +15,7 @@ import pytest
 
 from configs import base
 from ssl_jax import config, losses
+from ssl_jax.config import HARMLESS
 from tests import test_losses
 from tests.reference import contrastive as reference
 
@@ -27,6 +28,11 @@ PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').g
 
 def blocks(name):
   return re.findall(r'```python\n(.*?)```', (ROOT / name).read_text(), re.DOTALL)
+
+
+def test_the_keys_that_may_change_are_listed():
+  page = (ROOT / 'docs' / 'config.md').read_text()
+  assert all(f'`{key}`' in page for key in HARMLESS)
 
 
 def test_the_readme_is_short_and_names_the_commands():
