@@ -129,14 +129,14 @@ def test_the_figures_are_drawn_from_the_results_so_far(tmp_path, capsys):
 
 
 def test_each_loss_has_its_own_line_of_panels(tmp_path):
-  names = ['simple', *(f'hard_{tau}' for tau in (1.0, 0.6, 0.5, 0.4, 0.2)), 'hard_simple', 'contrastive_0.3']
+  names = ['simple', *(f'hard_{tau}' for tau in (1.0, 0.8, 0.7, 0.6, 0.5, 0.4, 0.2)), 'hard_simple', 'contrastive_0.3']
   record_behaviour(tmp_path, names)
   behaviour.main(tmp_path, tmp_path)
   text = (tmp_path / 'separation.svg').read_text()
   titles = re.findall('>((?:contrastive|hard|simple)[^<]*)</text>', text)
-  hard = [f'hard, τ = {tau}' for tau in (0.2, 0.4, 0.5, 0.6, 1.0)]  # four fit into a line
+  hard = [f'hard, τ = {tau}' for tau in (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)]  # six fit into a line
   assert titles == ['contrastive, τ = 0.3', *hard, 'simple, weight 1/49,999', 'hard simple, weight 1/4,095']
-  assert text.count('>pos</text>') == 4  # one below each column
+  assert text.count('>pos</text>') == 6  # one below each column
 
 
 def test_each_data_set_has_its_own_figures(tmp_path):

@@ -56,10 +56,10 @@ def _draw_against_temperature(axis, column: tables.Column, results: tables.Resul
 
 def _panels(results: Sequence[tables.Results]) -> tuple[Figure, list[tuple]]:
   """One panel per row, with the curves of its first seed. Each element of `results` starts a new line of panels."""
-  columns = min(4, max(map(len, results)))
+  columns = min(6, max(map(len, results)))
   chunks = lambda rows: [rows[i : i + columns] for i in range(0, len(rows), columns)]
   lines = [line for found in results for line in chunks(list(found.items()))]
-  figure = Figure(figsize=(max(2.4 * columns, 3.6), 2.1 * len(lines)), layout='constrained')
+  figure = Figure(figsize=(max(2 * columns, 3.6), 2.1 * len(lines)), layout='constrained')
   axes = figure.subplots(len(lines), columns, sharex=True, sharey=True, squeeze=False)
   titles = {row.name: row.title for row in SWEEP.rows}
   panels = []
@@ -69,7 +69,7 @@ def _panels(results: Sequence[tables.Results]) -> tuple[Figure, list[tuple]]:
       axis.set_visible(column < len(rows))
       axis.tick_params(labelbottom=column >= below)  # the last panel of a column has the labels
     for axis, (name, found) in zip(line, rows, strict=False):
-      axis.set_title(textwrap.fill(titles[name], 30), fontsize=9)
+      axis.set_title(textwrap.fill(titles[name], 27), fontsize=9)
       panels.append((axis, found[0]['curves']))
   return figure, panels
 
@@ -82,7 +82,7 @@ def separation(results: Sequence[tables.Results]) -> Figure:
     mean, std = curves['separation_mean'], curves['separation_std']
     colors = [COLORS[2]] + [COLORS[0]] * (len(mean) - 1)
     axis.bar(range(len(mean)), mean, yerr=std, color=colors, ecolor=INK, error_kw={'elinewidth': 0.8})
-    axis.set_xticks(range(len(mean)), ['pos', *(f'n{i}' for i in range(1, len(mean)))], fontsize=6)
+    axis.set_xticks(range(len(mean)), ['pos', *map(str, range(1, len(mean)))], fontsize=6)
     axis.grid(False, axis='x')
   figure.supylabel('cosine similarity', fontsize=9)
   return figure
