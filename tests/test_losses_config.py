@@ -1,6 +1,7 @@
 """From a config to a loss: every legal combination of loss and temperature, and what is refused."""
 
 import functools
+import inspect
 import math
 import pathlib
 import re
@@ -138,6 +139,20 @@ class ConfigTest(chex.TestCase):
 
 
 class DocumentationTest(absltest.TestCase):
+  def test_values_in_the_tables_are_the_defaults_if_there_are_any(self):
+    page = (pathlib.Path(__file__).parents[1] / 'docs' / 'losses.md').read_text()
+    calls = re.findall(r"^\| `dict\(name='(\w+)'(.*?)\)`", page, re.MULTILINE)
+    calls = [call for call in calls if call[0] in losses.CONTRASTIVE]
+    calls += re.findall(r'^\| `losses\.(\w+)\([^=`]*?(, \w+=.*?)?\)`', page, re.MULTILINE)
+    compared = {}
+    for name, values in calls:
+      for key, value in eval(f'dict({values.removeprefix(", ")})').items():
+        default = inspect.signature(getattr(losses, name)).parameters[key].default
+        if default is not inspect.Parameter.empty:
+          self.assertEqual(value, default, f'{name}.{key}')
+          compared[f'{name}.{key}'] = value
+    self.assertLessEqual({'sigmoid.bias', 'macl.tau0', 'barlow_twins.lam', 'vicreg.covariance'}, set(compared))
+
   def test_the_tables_are_complete_and_their_configs_work(self):
     page = pathlib.Path(__file__).parents[1] / 'docs' / 'losses.md'
     specs = [eval(found) for found in re.findall(r"^\| `(dict\(name='.*?\))`", page.read_text(), re.MULTILINE)]

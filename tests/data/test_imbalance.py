@@ -119,7 +119,12 @@ def test_uniform_ignores_the_classes():
   ('call', 'message'),
   [
     (lambda: imbalance.exponential_tail(CIFAR10, 0.0, seed=0), r'^ratio = 0\.0 must be'),
+    (lambda: imbalance.exponential_tail(CIFAR10, 1.01, seed=0), r'^ratio = 1\.01 must be'),
     (lambda: imbalance.exponential_tail(CIFAR10, 100, seed=0), '^ratio = 100 must be'),
+    (lambda: imbalance.exponential_tail(CIFAR10, 0.1, n_max=0, seed=0), '^n_max = 0 must be'),
+    (lambda: imbalance.pareto(CIFAR10, n_min=-1, seed=0), '^n_min = -1 must be'),
+    (lambda: imbalance.pareto(CIFAR10, alpha=0.0, seed=0), r'^alpha = 0\.0 must be'),
+    (lambda: imbalance.uniform(CIFAR10, 0, seed=0), '^total = 0 must be'),
     (lambda: imbalance.linear_imbalance(np.full(5, -1), seed=0), '^labels must be whole numbers'),
     (lambda: imbalance.linear_imbalance(None, seed=0), '^labels must be whole numbers'),
     (lambda: imbalance.pareto(CIFAR10, n_max=6000, n_min=5, total=9_000, seed=0), '^n_max = 6000 must be lower'),

@@ -111,6 +111,33 @@ class TrainingTest(chex.TestCase):
     for epoch, factor in expected.items():
       self.assertAlmostEqual(factors[epoch], factor)
 
+  # The pages that are cited, read again: optimizer, learning rate, batch size, epochs. Wang & Liu print no batch size.
+  @parameterized.parameters(
+    ('behaviour', 'sgd', 30.0, 256, 100),
+    ('cacr_small', 'adam', 0.001, 128, 100),
+    ('cacr_small_as_is', 'adam', 0.001, 128, 100),
+    ('cacr_large', 'sgd', 30.0, 256, 100),
+    ('balanced_cifar', 'sgd', 30.0, 256, 90),
+    ('dystress_imagenet', 'sgd', 0.1, 256, 90),
+    ('imagenet_lars', 'lars', 1.6, 4096, 90),
+  )
+  def test_settings_are_those_of_the_papers(self, name, *expected):
+    p = linear.PROTOCOLS[name]
+    self.assertEqual((p.optimizer, p.learning_rate, p.batch, p.epochs), expected)
+    crops = (0.08, 1.0) if name in ('cacr_large', 'dystress_imagenet', 'imagenet_lars') else None
+    self.assertEqual(p.crop_scale, crops)
+
+  def test_adam_has_the_constants_of_the_paper(self):
+    optimizer = linear.PROTOCOLS['cacr_small'].direction()
+    state = optimizer.init(jnp.zeros(2))
+    m, v = np.zeros((2, 2))
+    gradients = np.array([[1e-8, 0.5], [-2e-8, 0.1], [3e-8, -1.0]])  # eps matters for the first coordinate
+    for t, g in enumerate(gradients, start=1):
+      m, v = 0.5 * m + 0.5 * g, 0.999 * v + 0.001 * g**2
+      expected = m / (1 - 0.5**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+      step, state = optimizer.update(jnp.asarray(g, jnp.float32), state)
+      np.testing.assert_allclose(step, expected, rtol=1e-4)
+
   def test_the_batch_size_is_the_paper_s_except_on_small_sets(self):
     sgd, lars = linear.PROTOCOLS['cacr_large'], linear.PROTOCOLS['imagenet_lars']
     self.assertEqual(linear._batch(sgd, 50_000), (256, 1.0))
