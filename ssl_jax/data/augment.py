@@ -24,6 +24,8 @@ import jax.numpy as jnp
 from ssl_jax.data import image_ops
 from ssl_jax.registry import in_float32, is_whole, nearest, require, show
 
+# Of each channel. The std of CIFAR-10 is the mean over images of their own std, as in the code of DySTreSS; over all
+# pixels, it is (0.2470, 0.2435, 0.2616).
 MEAN_STD = {
   'cifar10': dict(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010)),
   'cifar100': dict(mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761)),
