@@ -111,7 +111,7 @@ class TrainingTest(chex.TestCase):
     for epoch, factor in expected.items():
       self.assertAlmostEqual(factors[epoch], factor)
 
-  # Transcribed from the cited papers: optimizer, learning rate, batch size, epochs. Wang & Liu print no batch size.
+  # As in the cited papers and code: optimizer, learning rate, batch size, epochs. Wang & Liu print no batch size.
   @parameterized.parameters(
     ('behaviour', 'sgd', 30.0, 256, 100),
     ('cacr_small', 'adam', 0.001, 128, 100),
