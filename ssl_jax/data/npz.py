@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from ssl_jax.config import require_memory
 
 # Raised by np.load for a damaged .npz; a RuntimeError if it is encrypted or its compression is unknown.
 BROKEN_ARCHIVE = (OSError, ValueError, EOFError, RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile, zlib.error)
+
+# Numpy parses headers with `ast`, which fails at random in several threads at once (CPython issue 106905).
+_PARSING = threading.Lock()
 
 
 def npz_names(path: str | os.PathLike[str]) -> list[str]:
@@ -33,8 +37,9 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, np
   with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as file:
     found = {}
     for name in (name for name in names if f'{name}.npy' in archive.namelist()):
-      _check_header(archive, f'{name}.npy')
-      found[name] = file[f'{name}.npy']
+      with _PARSING:
+        _check_header(archive, f'{name}.npy')
+        found[name] = file[f'{name}.npy']
   return found
 
 

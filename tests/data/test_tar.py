@@ -9,6 +9,7 @@ import pickle
 import re
 import tarfile
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ssl_jax.data import pipeline, shards, sources, tar_index, tar_source
+from ssl_jax.data import npz, pipeline, shards, sources, tar_index, tar_source
 from ssl_jax.evals import features
 from tests.data.test_sources import fails
 
@@ -484,3 +485,20 @@ def test_stored_features_depend_on_the_places_in_the_shards(tmp_path):
   source = sources.load(pairs(tmp_path), 'train')
   digest = lambda positions: features.digest({}, {}, source.subset(np.array(positions)))
   assert digest([0, 3]) == digest([0, 3]) != digest([0, 6])
+
+
+def test_threads_parse_headers_one_at_a_time(tmp_path, monkeypatch):
+  np.savez(tmp_path / 'index.npz', a=np.arange(3), b=np.arange(4))
+  active, seen = [], []
+
+  def check(archive, name):
+    active.append(name)
+    time.sleep(0.002)  # lets other threads run
+    seen.append(len(active))
+    active.pop()
+
+  monkeypatch.setattr(npz, '_check_header', check)
+  with ThreadPoolExecutor(8) as pool:
+    found = list(pool.map(lambda _: npz.read_npz(tmp_path / 'index.npz', 'ab'), range(8)))
+  assert seen == [1] * 16
+  assert all(arrays['b'].tolist() == [0, 1, 2, 3] for arrays in found)
