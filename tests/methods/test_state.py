@@ -353,6 +353,11 @@ KINDS = {
   'moco_v3_together': dict(loss='cacr', tau=None, momentum=0.7, views=3, small=1, keys_together=True),
   'fnc': dict(loss='fnc', momentum=0.7, views=3, queue=16, top=4, threshold=0.9, small=1),
   'memory_bank': dict(negatives=7),
+  # a loss with a mean over the queries of all devices
+  'simclr_align_uniform': dict(loss='align_uniform', tau=None),
+  'moco_align_uniform': dict(loss='align_uniform', tau=None, queue=16, momentum=0.7, symmetric=True),
+  'moco_v3_align_uniform': dict(loss='align_uniform', tau=None, momentum=0.7),
+  'memory_bank_align_uniform': dict(loss='align_uniform', tau=None, negatives=7),
   'isogclr': dict(loss='robust_contrastive', tau=None, views=3, tau_rate=0.05),
   'byol': dict(loss='byol', tau=None, momentum=0.7, small=1),
   'simsiam': dict(loss='simsiam', tau=None, small=1),
