@@ -39,12 +39,12 @@ class Words(SentenceEncoder):
     return nn.Embed(WORDS, 5, name='words')(sentences[:, :-KEY_WORDS]).sum(axis=1)
 
 
-def build(loss, axis_name=None, **fields):
+def build(loss, axis_name=None, tau=TAU, **fields):
   head = lambda: heads.MLP(features=(D,), batch_norm='none', last_bias=False)
   return methods.METHODS['image_text'](
     network=Towers(Colors(), head(), None, text=Network(Words(), head())),
     contrast=losses.Loss(losses.CONTRASTIVE[loss], {'bias': BIAS} if loss == 'sigmoid' else {}),
-    temperature=temperature.from_config(TAU),
+    temperature=temperature.from_config(tau),
     plan=Plan(batch_size=BATCH, examples=99, views=1, steps_per_epoch=9, total_steps=STEPS),
     axis_name=axis_name,
     **{'queue': QUEUE, **fields},
@@ -137,3 +137,13 @@ def test_values_gradients_and_the_queue_are_those_of_loops(loss, views, devices,
     chex.assert_trees_all_close(gradients, right_gradients, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(extra['queue'], ring, atol=1e-6)
     np.testing.assert_allclose(extra['keys'], keys, atol=1e-6)
+
+
+@pytest.mark.parametrize(('devices', 'how'), [(2, 'pmap'), (4, 'shard_map')])
+def test_a_mean_over_all_queries_is_over_all_devices(devices, how):
+  """The logarithm in `align_uniform` is that of a mean over the whole batch."""
+  of = lambda axis_name: functools.partial(step_of, build('align_uniform', axis_name, tau=None), 2)
+  params, _, extra = build('align_uniform', tau=None).init(jax.random.key(0), jnp.zeros((2, 1, 1, 3)))
+  found = mapped(of('batch'), devices, how)((params, extra), batch_of(0))
+  right = jax.jit(of(None))((params, extra), batch_of(0))
+  chex.assert_trees_all_close(jax.tree.map(lambda x: x[-1], found), right, rtol=1e-4, atol=1e-6)
