@@ -54,6 +54,10 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
       {'method': dict(name='moco', momentum=1.5)},
       r'method.momentum = 1.5 must be in \[0, 1\]',
     ),
+    (
+      {'method': dict(name='byol', final_momentum=1.5), 'loss': dict(name='byol'), 'temperature': NONE},
+      r'method.final_momentum = 1.5 must be in \[0, 1\]',
+    ),
     ({'method': dict(name='moco', quue=128)}, "method.quue = 128 is not a parameter of 'moco': did you mean 'queue'"),
     ({'method': dict(name='moco', predictor=dict(name='byol'))}, "method.predictor = .* is not a parameter of 'moco'"),
     (
