@@ -110,7 +110,7 @@ def compile_faster(deterministic: bool) -> None:
   enable Triton GEMMs, set XLA_FLAGS=--xla_gpu_enable_triton_gemm=true. `deterministic` excludes GPU kernels whose
   order of summation varies between runs.
   """
-  if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+  if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined, unused-ignore]  # unused from jax 0.11
     jax.config.update('jax_compilation_cache_dir', str(pathlib.Path('~/.cache/ssl_jax').expanduser()))
   for flag, value in {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_deterministic_ops': deterministic}.items():
     if flag not in (flags := os.environ.get('XLA_FLAGS', '')):
