@@ -33,6 +33,21 @@ def test_a_subset_is_sorted_distinct_and_fixed_by_the_seed(rule):
   assert len(other) == len(kept) and not np.array_equal(other, kept)
 
 
+@pytest.mark.parametrize(
+  'rule, positions',
+  [
+    ('exponential_tail', 120313011),
+    ('linear_imbalance', 893724992),
+    ('exponential_imbalance', 352501761),
+    ('pareto', 272985810),
+    ('uniform', 200361097),
+  ],
+)
+def test_a_seed_always_draws_the_same_images(rule, positions):
+  """Another draw would make new runs not comparable with recorded ones. `positions` is their sum."""
+  assert RULES[rule](CIFAR10, 0).sum() == positions
+
+
 def test_exponential_tail_has_the_counts_of_cifar10_lt():
   labels = shuffled(CIFAR10)
   kept = imbalance.exponential_tail(labels, 0.01, seed=0)

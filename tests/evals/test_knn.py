@@ -79,6 +79,7 @@ class KnnTest(chex.TestCase):
     # Few distinct values: ties follow the order of the bank, across groups and padding.
     rng = np.random.default_rng(n + k)
     rows = rng.integers(-3, 2, size=(40, n)).astype(np.float32)
+    rows[:20] -= 2  # all negative: nothing that fills up a group may be found
     values, indices = knn.top_k(jnp.asarray(rows), k)
     expected = np.argsort(-rows, axis=1, kind='stable')[:, :k]
     np.testing.assert_array_equal(indices, expected)
@@ -171,6 +172,14 @@ def test_whitened_features_vary_alike_in_all_directions():
   # The queries are mapped as the bank is, which alone decides the map.
   np.testing.assert_allclose(knn.whitened(bank, bank[:5])[1], found[:5], atol=1e-5)
   np.testing.assert_allclose(knn.whitened(bank, queries[:1])[1], of_queries[:1], atol=1e-5)
+
+
+def test_whitening_treats_variances_as_at_least_a_thousandth_of_the_largest():
+  x = np.random.default_rng(0).normal(size=(4000, 3)) * [1, 0.3, 0.005]
+  variances = np.linalg.eigvalsh(np.cov(unit(x).T, bias=True))
+  found, _ = knn.whitened(x, x[:1])
+  np.testing.assert_allclose(found.var(axis=0), [variances[0] / (1e-3 * variances[2]), 1, 1], rtol=1e-3)
+  assert found.var(axis=0)[0] < 0.5
 
 
 def test_whitening_finds_classes_in_a_direction_of_little_variance():
