@@ -67,14 +67,14 @@ def torch_trains(create, rates, params=None):
 def test_sgd_matches_torch():
   rates = [0.01, 0.02, 0.005, 0.001, 0.0]
   schedule = lambda step: jnp.asarray(rates)[step]
-  ours = train(optimizers.create(section(momentum=0.9, weight_decay=5e-4), schedule), weights(), len(rates))
-  theirs = torch_trains(functools.partial(torch.optim.SGD, momentum=0.9, weight_decay=5e-4), rates)
+  ours = train(optimizers.create(section(momentum=0.8, weight_decay=5e-4), schedule), weights(), len(rates))
+  theirs = torch_trains(functools.partial(torch.optim.SGD, momentum=0.8, weight_decay=5e-4), rates)
   chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
 
 @pytest.mark.parametrize('exempt', [True, False])
 def test_lars_matches_a_slow_loop(exempt):
-  rate, momentum, decay, trust = 4.0, 0.9, 1e-2, 0.001
+  rate, momentum, decay, trust = 4.0, 0.8, 1e-2, 0.001
   optimizer = section(name='lars', momentum=momentum, weight_decay=decay, exempt=exempt)
   ours = train(optimizers.create(optimizer, lambda _: rate), weights(), 5)
   expected = {k: v.astype(np.float64) for k, v in weights().items()}
@@ -122,7 +122,7 @@ def orthogonalized(x):
 
 
 def test_muon_matches_a_slow_loop():
-  rate, momentum, decay = 0.1, 0.9, 0.2
+  rate, momentum, decay = 0.1, 0.8, 0.2
   ours = train(
     optimizers.create(section(name='muon', momentum=momentum, weight_decay=decay), lambda _: rate), kernels(), 4
   )
