@@ -102,9 +102,12 @@ class TrainingTest(chex.TestCase):
 
   @parameterized.parameters(
     ('behaviour', {0: 1, 39: 1, 40: 0.2, 60: 0.04, 80: 0.008, 99: 0.008}),
-    ('cacr_small', {0: 1, 59: 1, 60: 0.2, 80: 0.04}),
+    ('cacr_small', {0: 1, 59: 1, 60: 0.2, 79: 0.2, 80: 0.04}),
+    ('cacr_small_as_is', {0: 1, 59: 1, 60: 0.2, 79: 0.2, 80: 0.04}),
     ('cacr_large', {59: 1, 60: 0.1, 79: 0.1, 80: 0.01}),
     ('balanced_cifar', {0: 1, 45: 0.5}),
+    ('dystress_imagenet', {0: 1, 45: 0.5}),
+    ('imagenet_lars', {0: 1, 45: 0.5}),
   )
   def test_schedules_are_those_of_the_papers(self, name, expected):
     factors = linear.PROTOCOLS[name].factors()
