@@ -255,6 +255,7 @@ class DigitsTest(chex.TestCase):
   [
     (dict(protocol='sgd'), "protocol = 'sgd' is not a valid choice: give one of behaviour, cacr_small"),
     (dict(learning_rates=()), r'learning_rates = \[\] must be at least one positive number'),
+    (dict(learning_rates=(0.1, -1)), r'learning_rates = \[0.1, -1.0\] must be'),
     (dict(learning_rates=(0.1, 0)), r'learning_rates = \[0.1, 0.0\] must be'),
     (dict(seeds=()), r'seeds = \(\) must be at least one integer'),
     (dict(train_y=None), 'train_y: None'),
