@@ -42,7 +42,7 @@ def surfaces(finished: Finished) -> Figure:
 def comparison(finished: Finished) -> str:
   """A line per loss: its best setting, how easy it is to tune, and the final accuracies; '—' means not known yet."""
   head = ['loss', 'settings run', 'best setting', 'at the edge', 'kNN-200, held out, %', 'within 1 point']
-  lines = [[*head, 'kNN-200, test, %', 'linear, test, %', 'seeds']]
+  lines = [[*head, 'middle setting, held out, %', 'kNN-200, test, %', 'linear, test, %', 'seeds']]
   lines.append(['---'] * len(lines[0]))
   for name, loss in LOSSES.items():
     found, chosen = sweep.accuracies(name, finished), sweep.best(name, finished)
@@ -52,6 +52,8 @@ def comparison(finished: Finished) -> str:
       near = sum(accuracy >= found[chosen] - NEAR for accuracy in found.values())
       at = ' and '.join(sweep.edges(name, chosen)) or 'no'
       cells[2:] = [loss.describe(*chosen), at, f'{found[chosen]:.2f}', f'{near} of 9']
+    middle = found.get(sweep.grid(name)[0], math.nan)
+    cells.append(f'{middle:.2f}' if math.isfinite(middle) else '—')
     finals = [result for (row, _), result in sorted(finished.items()) if row == f'final_{name}']
     lines.append([*cells, *(_mean(finals, metric) for metric in (METRIC, 'linear')), str(len(finals))])
   return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
