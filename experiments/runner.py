@@ -8,12 +8,13 @@
 
 A run is one process of main.py and one line of results.jsonl: config, commit, seed, device, wall time, protocol and
 every metric at the last epoch. An interrupted sweep stops its runs, which save a checkpoint first. The same command
-resumes them.
+resumes them. The same sweep may be started several times, for example once per GPU: each takes rows that no other runs.
 """
 
 import argparse
 import dataclasses
 import datetime
+import fcntl
 import importlib.metadata
 import json
 import math
@@ -79,8 +80,11 @@ def needed_minutes(alone: Sequence[float], running: Sequence[float], side_by_sid
 
 def device_here() -> str:
   """The device, as a result names it. Does not ask jax, which would allocate GPU memory."""
+  command = ['nvidia-smi', '--query-gpu=name', '--format=csv,noheader']
+  if visible := os.environ.get('CUDA_VISIBLE_DEVICES'):
+    command.append(f'--id={visible}')
   try:
-    answer = subprocess.run(['nvidia-smi', '--query-gpu=name', '--format=csv,noheader'], capture_output=True, text=True)
+    answer = subprocess.run(command, capture_output=True, text=True)
   except OSError:
     return '1 x cpu'
   names = answer.stdout.splitlines()
@@ -121,11 +125,25 @@ def commit_here() -> str:
 class Child:
   """A process of main.py. Its workdir keeps its log and, if it was interrupted, the seconds it has taken so far."""
 
-  def __init__(self, sweep: Sweep, row: Row, seed: int, runs: pathlib.Path, program: str, environment: Mapping):
+  def __init__(self, sweep: Sweep, row: Row, seed: int, runs: pathlib.Path):
     self.sweep, self.row, self.seed, self.name = sweep, row, seed, f'{row.name}_seed{seed}'
-    self.workdir, self.start = runs / self.name, time.monotonic()
+    self.runs, self.workdir = runs, runs / self.name
     self.workdir.mkdir(parents=True, exist_ok=True)
-    arguments = [sys.executable, program, *sweep.command(row, seed, runs)[2:]]
+    self.lock = (self.workdir / 'sweep.lock').open('a')
+
+  def claim(self) -> bool:
+    """Reserves the run for this sweep until `lock` is closed. False if another sweep has it."""
+    try:
+      fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      return False
+    except OSError:  # a file system without locks
+      pass
+    return True
+
+  def start(self, program: str, environment: Mapping) -> None:
+    self.begin = time.monotonic()
+    arguments = [sys.executable, program, *self.sweep.command(self.row, self.seed, self.runs)[2:]]
     # In its own process group: Ctrl-C reaches only the sweep, which then asks each run to stop.
     common = dict(env=environment, stderr=subprocess.STDOUT, process_group=0)
     with (self.workdir / 'log.txt').open('a') as log:
@@ -134,7 +152,7 @@ class Child:
   def seconds(self) -> float:
     """Wall time, including earlier parts of an interrupted run."""
     file = self.workdir / 'wall_seconds'
-    total = time.monotonic() - self.start + (float(file.read_text()) if file.exists() else 0.0)
+    total = time.monotonic() - self.begin + (float(file.read_text()) if file.exists() else 0.0)
     file.write_text(f'{total}\n')
     return round(total, 1)
 
@@ -220,12 +238,19 @@ class Session:
     return next(((*job, m) for job, m in zip(self.jobs, needed, strict=True) if m <= left), None)
 
   def start(self, row: Row, seed: int, minutes: float, program: str) -> None:
+    """Starts a run, unless another sweep runs it or has run it."""
+    self.jobs.remove((row, seed))
+    child = Child(self.sweep, row, seed, self.runs)
+    recorded = lambda: {(result['name'], result['seed']) for result in tables.read(self.folder / 'results.jsonl')}
+    if not child.claim() or (row.name, seed) in recorded():  # in this order: a run is recorded before its lock is freed
+      child.lock.close()
+      return self.say(f'leaves out {row.name}, seed {seed}: another sweep has it')
     self.say(f'starts {row.name}, seed {seed}: about {minutes:.1f} min')
     environment = dict(os.environ)
     if self.at_once > 1:  # unless the user has set a fraction
       environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', f'{0.9 / self.at_once:.3f}')
-    self.jobs.remove((row, seed))
-    self.running.append(Child(self.sweep, row, seed, self.runs, program, environment))
+    child.start(program, environment)
+    self.running.append(child)
 
   def poll(self, signals: Sequence[int], grace: float) -> bool:
     """Stops the runs after a signal or past the budget, and records those that ended. Returns whether any did."""
@@ -238,7 +263,8 @@ class Session:
     ended = [child for child in self.running if child.process.poll() is not None]
     for child in ended:
       self.running.remove(child)
-      self.record(child)
+      with child.lock:
+        self.record(child)
     return bool(ended)
 
   def stop(self, number: int) -> None:
@@ -314,7 +340,7 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
   late = 'time limit in minutes: start no run that would exceed it'
   parser.add_argument('--budget-minutes', dest='budget', type=float, default=math.inf, help=late)
   parser.add_argument('--side-by-side', type=int, default=1, help='number of runs at once (up to 4 with NVIDIA MPS)')
-  parser.add_argument('--others', type=int, default=0, help='number of runs of other sweeps on the same device')
+  parser.add_argument('--others', type=int, default=0, help='number of other runs on the same device')
   parser.add_argument('--only', type=names, default=(), help='names of rows, separated by commas, in this order')
   parser.add_argument('--of', default='', help="the rows of a table or figure of the paper, such as 'Table 3'")
   parser.add_argument('--seeds', type=int, default=0, help='smallest number of seeds per row')
@@ -332,8 +358,9 @@ def main(sweep: Sweep, folder: pathlib.Path, arguments: Sequence[str] | None = N
       return print(tables.differences(sweep, folder, compared))
     if not writing:
       failed = run(sweep, folder, **chosen, program=program)
-    tables.write(sweep, folder)
-    pictures.draw(sweep, folder)
+    with tables.exclusive(folder):
+      tables.write(sweep, folder)
+      pictures.draw(sweep, folder)
     print(f'{folder / "README.md"} has the table of {len(tables.done(sweep, folder))} runs')
   except ValueError as error:
     sys.exit(f'{folder.name}: {error}')

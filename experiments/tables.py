@@ -1,12 +1,15 @@
 """A paper's table as data: its rows, the commands that run them, the results so far, and the Markdown."""
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import math
+import os
 import pathlib
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import scipy.stats
 
@@ -130,9 +133,22 @@ def read(file: pathlib.Path) -> list[dict]:
   return found
 
 
+@contextlib.contextmanager
+def exclusive(folder: pathlib.Path) -> Iterator[None]:
+  """Waits until no other sweep writes the files of a folder."""
+  descriptor = os.open(folder, os.O_RDONLY)
+  try:
+    with contextlib.suppress(OSError):  # a file system without locks
+      fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(descriptor)
+
+
 def append(file: pathlib.Path, result: Mapping) -> None:
   """Adds a result to results.jsonl atomically. An incomplete last line is dropped."""
-  write_text(file, ''.join(json.dumps(row) + '\n' for row in [*read(file), result]))
+  with exclusive(file.parent):
+    write_text(file, ''.join(json.dumps(row) + '\n' for row in [*read(file), result]))
 
 
 def done(sweep: Sweep, folder: pathlib.Path) -> dict[tuple[str, int], dict]:

@@ -4,6 +4,7 @@ import dataclasses
 import doctest
 import importlib
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -466,6 +467,48 @@ def test_runs_of_other_sweeps_are_counted(place, tmp_path):
   assert runner.needed_minutes([5.0], [], 1, others=1) == [8.0]
   with pytest.raises(ValueError, match='--others=1 would distort the times'):
     run(sweep_of(tau(0.2), timed=True), others=1)
+
+
+def test_sweeps_at_the_same_time_share_the_rows(place, tmp_path, capsys):
+  folder, run = place
+  sweep = sweep_of(tau(0.1), tau(0.2), tau(0.3))
+  other = runner.Child(sweep, sweep.rows[0], 0, tmp_path / 'runs')  # another sweep runs the first row
+  assert other.claim()
+  # It records the third while this one runs the second.
+  line = json.dumps(result(sweep, sweep.rows[2], 0))
+  code = f"file = pathlib.Path({str(folder / 'results.jsonl')!r})\nfile.write_text({line!r} + '\\n')\n"
+  (tmp_path / 'stub.py').write_text(STUB + code)
+  assert run(sweep) == []
+  assert [row['name'] for row in tables.read(folder / 'results.jsonl')] == ['tau_0.3', 'tau_0.2']
+  said = capsys.readouterr().out
+  assert re.findall(r'leaves out (\S+), seed 0: another sweep has it', said) == ['tau_0.1', 'tau_0.3']
+  other.lock.close()
+  (tmp_path / 'stub.py').write_text(STUB)
+  assert run(sweep) == []
+  assert {name for name, _ in tables.done(sweep, folder)} == {'tau_0.1', 'tau_0.2', 'tau_0.3'}
+
+
+def test_no_result_is_lost_if_sweeps_record_at_the_same_time(tmp_path):
+  code = """
+import pathlib, sys
+from experiments import tables
+for n in range(50):
+  tables.append(pathlib.Path(sys.argv[1]), {'name': sys.argv[2], 'seed': n})
+"""
+  file = tmp_path / 'results.jsonl'
+  sweeps = [subprocess.Popen([sys.executable, '-c', code, str(file), name], cwd=ROOT) for name in 'ab']
+  assert [sweep.wait() for sweep in sweeps] == [0, 0]
+  assert sorted((row['name'], row['seed']) for row in tables.read(file)) == [(x, n) for x in 'ab' for n in range(50)]
+
+
+def test_the_device_is_the_one_that_a_sweep_may_use(tmp_path, monkeypatch):
+  (tmp_path / 'nvidia-smi').write_text('#!/bin/sh\necho NVIDIA X\ncase "$*" in *--id=1*) ;; *) echo NVIDIA X ;; esac\n')
+  (tmp_path / 'nvidia-smi').chmod(0o755)
+  monkeypatch.setenv('PATH', str(tmp_path), prepend=os.pathsep)
+  monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+  assert runner.device_here() == '2 x NVIDIA X'
+  monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '1')
+  assert runner.device_here() == '1 x NVIDIA X'
 
 
 def test_the_commit_is_dirty_if_code_differs_but_not_if_results_do(tmp_path, monkeypatch):
