@@ -34,10 +34,10 @@ def similarities() -> np.ndarray:
 
 
 def temperature_ranges(s: np.ndarray) -> dict[str, np.ndarray]:
-  """The cosine functions of DySTreSS Alg. 1 (Fig. 3), and the other shapes of Table 10 and App. C in the best range."""
+  """The cosine functions of DySTreSS Alg. 1 (Fig. 3), and the other shapes of Table 10 and App. C."""
   curves = {f'cosine, {low} to {high}': temperature.cosine(low, high) for low, high in RANGES}
-  curves |= {f'{f.__name__}, 0.1 to 0.2': f(0.1, 0.2) for f in (temperature.linear, temperature.exponential)}
-  curves['monotonic cosine, 0.1 to 0.2'] = temperature.monotonic_cosine(0.1, 0.2)
+  curves |= {f'{f.__name__}, 0.07 to 0.2': f(0.07, 0.2) for f in (temperature.linear, temperature.exponential)}
+  curves['monotonic cosine, 0.07 to 0.2'] = temperature.monotonic_cosine(0.07, 0.2)
   return {name: np.asarray(tau(jnp.asarray(s))) for name, tau in curves.items()}
 
 
