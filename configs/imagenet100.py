@@ -3,7 +3,7 @@
   python main.py --config=configs/imagenet100.py --config.data.path=/data/imagenet
 
 `data.path` holds ImageNet-1K as class folders or as a prepared tfds set (see configs/imagenet.py); the 100 classes are
-selected from it. The variants are those of configs/imagenet.py, and the memory bank. `:any_folder` is this recipe for
+selected from it. The options are those of configs/imagenet.py, and the memory bank. `:any_folder` is this recipe for
 another folder of images, with all of its classes; see also configs/folder.py.
 """
 

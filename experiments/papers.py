@@ -71,11 +71,12 @@ BALANCED = 'python -m experiments.balanced.figures'
 CACR = 'python -m experiments.cacr.figures'
 SAMPLES = 'python -m experiments.cacr.samples'
 POSITIVES = 'python -m benchmarks.positives'
+ALL_POSITIVES = f'{POSITIVES} --table=17 --methods=all'
 CLIP = 'python main.py --config=configs/cc3m.py:cacr --config.data.path=DIR'
 EXPORT = 'python main.py --mode=export --workdir=WORKDIR'
 # The figure needs the weights of a run, which are not in this repository.
 NOT_DRAWN = 'ready: the runs are done, the figure is not drawn'
-THREE = '3 of 8 losses run: benchmarks/README.md'
+PART = '3 of 8 losses run: benchmarks/README.md'
 PAPERS = {
   'dystress': Paper(
     'Manna et al. 2024, Dynamically Scaled Temperature in Self-Supervised Contrastive Learning (DySTreSS)',
@@ -158,7 +159,7 @@ PAPERS = {
       Item('Table 14', 'time and memory per step by K', POSITIVES, '../benchmarks/README.md'),
       Item('Table 15', 'contrastive losses on MoCo v2, ImageNet'),
       Item('Table 16', 'ImageNet-1K by number of epochs'),
-      Item('Table 17', 'time and memory per step by loss, MoCo v2', f'{POSITIVES} --table=17 --methods=all', status=THREE),
+      Item('Table 17', 'time and memory per step by loss, MoCo v2', ALL_POSITIVES, status=PART),
       Item('Table 18', 'MoCo v3 with a ResNet-50 and a ViT-B/16'),
       Item('Table 19', 'image and text; the baseline is `:clip`', CLIP, needs='CC3M'),
       Item('Table 20', 'cost functions'),

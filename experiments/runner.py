@@ -8,7 +8,7 @@
 
 A run is one process of main.py and one line of results.jsonl: config, commit, seed, device, wall time, protocol and
 every metric at the last epoch. An interrupted sweep stops its runs, which save a checkpoint first. The same command
-resumes them. The same sweep may be started several times, for example once per GPU: each takes rows that no other runs.
+resumes them. The same sweep may be started several times, for example once per GPU: each skips what another is running.
 """
 
 import argparse

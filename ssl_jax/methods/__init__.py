@@ -102,10 +102,16 @@ def create(
   method, network, contrast = built or parts(config, axis_name)
   clock: dict[str, Any] = dict(steps_per_epoch=steps_per_epoch, total_steps=total_steps)
   batch_size = config['batch_size']
+  schedule = temperature.from_config(config['temperature'], **clock, axis_name=axis_name)
+  if not METHODS[method.name].of_similarity and callable(schedule.at(schedule.init(), 0)):
+    raise ValueError(
+      f'temperature.name = {config["temperature"]["name"]!r} is a function of the similarity, and the method '
+      f'{method.name!r} needs a number or a schedule: set temperature.name=constant'
+    )
   return method.entry(
     network=network,
     contrast=contrast,
-    temperature=temperature.from_config(config['temperature'], **clock, axis_name=axis_name),
+    temperature=schedule,
     plan=Plan(batch_size=batch_size, examples=examples or batch_size, views=config['views'], **clock),
     axis_name=axis_name,
     **method.parameters,

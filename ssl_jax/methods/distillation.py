@@ -84,6 +84,7 @@ class DINO(Momentum):
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'dino': losses.dino}
+  of_similarity: ClassVar[bool] = False
 
   momentum: float = 0.996
   final_momentum: float | None = 1.0

@@ -82,6 +82,7 @@ class Method:
   accepts: ClassVar[Mapping[str, Callable]] = losses.CONTRASTIVE  # the losses that the config may name
   predictor: ClassVar[str | None] = None  # the head after the projector; `method.predictor` changes it
   least_views: ClassVar[int] = 2
+  of_similarity: ClassVar[bool] = True  # whether the temperature may be a function of the similarity
   text: ClassVar[bool] = False  # whether there is a second network, for captions: `method.text` is its encoder
 
   network: Network

@@ -27,6 +27,7 @@ class SwAV(Method):
   """
 
   accepts: ClassVar[Mapping[str, Callable]] = {'swav': losses.swav}
+  of_similarity: ClassVar[bool] = False
   predictor: ClassVar[str] = 'prototypes'
 
   epsilon: float = 0.05

@@ -110,6 +110,13 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
       {'method': dict(name='swav'), 'loss': dict(name='swav'), 'temperature': NONE},
       "temperature.name = 'none', but the loss 'swav' needs a temperature",
     ),
+    *(
+      (
+        {'method': {'name': name}, 'loss': {'name': name}, 'temperature': dict(name='cosine', tau_min=0.1, tau_max=1)},
+        f"temperature.name = 'cosine' is a function of the similarity, and the method '{name}' needs a number",
+      )
+      for name in ('swav', 'dino')
+    ),
     (
       {'method': dict(name='swav', queue=100), 'loss': dict(name='swav')},
       'method.queue = 100 must be a multiple of batch_size = 128: try 128',
