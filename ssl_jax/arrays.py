@@ -45,7 +45,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
   return -jnp.sum(jnp.where(own, jax.nn.log_softmax(logits), 0), axis=-1)
 
 
-def reject_check_vma(x: jax.Array, axis_name: str | None) -> None:
+def reject_check_vma(x: jax.Array, axis_name: str | tuple[str, ...] | None) -> None:
   """Raises a ValueError under `jax.shard_map(..., check_vma=True)`, its default.
 
   In that mode, jax already sums the gradients of replicated parameters over the devices. The `lax.pmean` that losses
@@ -55,7 +55,8 @@ def reject_check_vma(x: jax.Array, axis_name: str | None) -> None:
   """
   kind = jax.typeof(x)
   varying: Any = getattr(getattr(kind, 'manual_axis_type', None), 'varying', None) or getattr(kind, 'vma', ())
-  if axis_name is not None and axis_name in varying:
+  names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+  if any(name in varying for name in names):
     raise ValueError(
       f'axis_name = {axis_name!r} belongs to jax.shard_map(..., check_vma=True), where gradients would be too large by '
       'the number of devices: give check_vma=False, and average the gradients with lax.pmean'

@@ -64,6 +64,11 @@ def _on_tile(function: Callable, axis: int) -> Callable:
   return on_tile
 
 
+def _counted(s: jax.Array, where: jax.Array) -> jax.Array:
+  """The similarities that count, and 0 elsewhere: a function may be infinite or have no derivative at s = 1."""
+  return jnp.where(where, s, 0)
+
+
 def tile_sums(
   function: Callable, s: jax.Array, where: jax.Array, operands: tuple[jax.Array, ...], least: jax.Array
 ) -> tuple[jax.Array, ...]:
@@ -71,7 +76,7 @@ def tile_sums(
 
   Shapes: [x, y], [x, y], each [x], [x] -> each [x].
   """
-  logits, *values = _on_tile(function, 0)(s, *operands)
+  logits, *values = _on_tile(function, 0)(_counted(s, where), *operands)
   logits = jnp.where(where, logits, LOW)
   top = jnp.maximum(least, jnp.max(logits, axis=1))
   weights = jnp.exp(logits - top[:, None])
@@ -81,7 +86,7 @@ def tile_sums(
 def tile_gradient(function: Callable, s: jax.Array, where: jax.Array, stats: Stats, axis: int) -> tuple[jax.Array, ...]:
   """The gradients with respect to s [x, y] and to each operand; the queries lie along `axis` of the tile."""
   spread = lambda x: x[:, None] if axis == 0 else x[None]
-  (logits, *values), pull = jax.vjp(_on_tile(function, axis), s, *stats.operands)
+  (logits, *values), pull = jax.vjp(_on_tile(function, axis), _counted(s, where), *stats.operands)
   weights = jnp.where(where, jnp.exp(logits - spread(stats.logsumexp)), 0)
   d_logits, d_values = spread(stats.d_logsumexp), []
   for value, mean, d_mean in zip(values, stats.means, stats.d_means, strict=True):
@@ -185,7 +190,7 @@ def sums(
       shrink = jnp.exp(carry[0] - top)
       return top, *(x * shrink + y for x, y in zip(carry[1:], added, strict=True))
 
-    start = (jnp.full(tiles.rows, LOW), *[jnp.zeros(tiles.rows)] * (1 + values))
+    start = (jnp.full(tiles.rows, LOW, jnp.float32), *[jnp.zeros(tiles.rows, jnp.float32)] * (1 + values))
     top, total, *weighted = jax.lax.fori_loop(0, -(-len(keys) // tiles.columns), body, start)
     for out, x in zip(outs, (top + jnp.log(total), *(x / total for x in weighted)), strict=True):
       out[...] = x
@@ -240,7 +245,7 @@ def gradient(
       product = _dot(d_hi, k_lo, 0) + _dot(d_lo, k_hi, 0) + _dot(d_hi, k_hi, 0)
       return carry[0] + product, *(c + a for c, a in zip(carry[1:], added, strict=True))
 
-    start = (jnp.zeros((tiles.rows, hi.shape[1])), *[jnp.zeros(tiles.rows)] * found)
+    start = (jnp.zeros((tiles.rows, hi.shape[1]), jnp.float32), *[jnp.zeros(tiles.rows, jnp.float32)] * found)
     done = jax.lax.fori_loop(0, -(-len(y) // tiles.columns), body, start)
     for out, value in zip((d_x, *d_operands), done, strict=True):
       out[...] = value

@@ -147,15 +147,19 @@ def require(name: str, value: Any, holds: Callable[[Any], Any], must_be: str) ->
   if isinstance(value, jax.core.Tracer):
     return
   try:
-    valid = bool(holds(_concrete(value)))
+    valid = bool(holds(concrete(value)))
   except (TypeError, ValueError, IndexError, OverflowError):  # the value has the wrong type
     valid = False
   if not valid:
     raise ValueError(f'{name} = {show(value)} must be {must_be}')
 
 
-def _concrete(value: Any) -> Any:
-  """Converts a jax array to numpy: inside jit, jax would trace a comparison even of a concrete array."""
+def concrete(value: Any) -> Any:
+  """Converts a jax array to numpy: inside jit, jax would trace a comparison even of a concrete array.
+
+  >>> concrete(jax.numpy.ones(2)), concrete(0.5)
+  (array([1., 1.], dtype=float32), 0.5)
+  """
   return np.asarray(value) if isinstance(value, jax.Array) else value
 
 
@@ -196,7 +200,7 @@ def require_positive(**values: Any) -> None:
     must_be = 'positive and finite'
     if isinstance(value, jax.core.Tracer):
       continue
-    if is_number(value) and np.ndim(value) == 0 and 0 < _concrete(value) < math.inf:
+    if is_number(value) and np.ndim(value) == 0 and 0 < concrete(value) < math.inf:
       must_be += f' in float32, from {FLOAT32[0]:.2g} to {FLOAT32[1]:.2g}'
     require(name, value, lambda x: in_float32(x) and x > 0, must_be)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from ssl_jax.registry import (
   Found,
+  concrete,
   find,
   is_mapping,
   plain,
@@ -65,6 +66,8 @@ def check_temperature(temperature: Temperature) -> None:
   """
   if isinstance(temperature, OfStep):
     raise ValueError('temperature is a schedule of the step, not a function of the similarity: pass schedule(step)')
+  if temperature is macl:
+    raise ValueError('temperature = macl is a function of the positives: pass macl(pos)')
   if isinstance(temperature, Schedule):
     raise ValueError(
       'temperature is the temperature of a run, not a function of the similarity: pass schedule.at(params, step)'
@@ -112,6 +115,9 @@ class with_gradient:
   """
 
   function: Callable[[jax.Array], jax.Array]
+
+  def __post_init__(self):
+    check_temperature(self.function)
 
   def __call__(self, s: jax.Array) -> jax.Array:
     return self.function(s)
@@ -238,9 +244,14 @@ class OfStep:
 
 
 def linear_schedule(
-  start: float, end: float, epochs: float | None = None, *, steps_per_epoch: float = 1, total_steps: float = 1
+  start: float,
+  end: float,
+  epochs: float | None = None,
+  *,
+  steps_per_epoch: float = 1,
+  total_steps: float | None = None,
 ) -> OfStep:
-  """Linear from start to end over `epochs` (None: all of training), then constant.
+  """Linear from start to end over `epochs` (None: all `total_steps` of training), then constant.
 
   It can be the temperature or any argument of one. As the tau_min of `cosine`, it raises the lowest temperature during
   training, which DySTreSS calls "stabilisation".
@@ -250,27 +261,40 @@ def linear_schedule(
   """
   for name, value in (('start', start), ('end', end)):
     require(name, value, lambda x: -math.inf < x < math.inf, 'a finite number')
-  require_positive(epochs=1 if epochs is None else epochs)
-  steps = total_steps if epochs is None else epochs * steps_per_epoch
+  steps = _steps('epochs', epochs, steps_per_epoch, total_steps)
   return OfStep(lambda step: _between(start, end, jnp.clip(_as_float(step) / steps, 0, 1)), turns=(0, steps))
 
 
 def cosine_schedule(
-  tau_min: float, tau_max: float, period: float | None = None, *, steps_per_epoch: float = 1, total_steps: float = 1
+  tau_min: float,
+  tau_max: float,
+  period: float | None = None,
+  *,
+  steps_per_epoch: float = 1,
+  total_steps: float | None = None,
 ) -> OfStep:
   """tau_min + (tau_max - tau_min) (1 + cos(2 pi step / period)) / 2, period in epochs (Kukleva et al. 2023).
 
   It starts at tau_max. The paper's code has tau_min 0.1, tau_max 1.0 and a period of 400 epochs (cos(pi epoch / 200)),
-  and updates once per epoch; this schedule updates every step. A period of None is the length of training.
+  and updates once per epoch; this schedule updates every step. A period of None is all `total_steps` of training.
 
   >>> print(cosine_schedule(0.1, 1.0, period=200)(jnp.array([0, 50, 100])).round(3))
   [1.   0.55 0.1 ]
   """
   _ordered(tau_min, tau_max)
-  require_positive(period=1 if period is None else period)
-  steps = total_steps if period is None else period * steps_per_epoch
+  steps = _steps('period', period, steps_per_epoch, total_steps)
   wave = lambda step: (1 + jnp.cos(2 * jnp.pi * (_as_float(step) / steps % 1))) / 2
   return OfStep(lambda step: _between(tau_min, tau_max, wave(step)), turns=(0, steps / 2))
+
+
+def _steps(name: str, epochs: float | None, steps_per_epoch: float, total_steps: float | None) -> float:
+  """The steps of a duration in epochs; None is the length of training."""
+  if epochs is not None:
+    require_positive(**{name: epochs})
+    return epochs * steps_per_epoch
+  if total_steps is None:
+    raise ValueError(f'{name} = None is the length of training, which is not known here: give {name} or total_steps')
+  return total_steps
 
 
 def macl(
@@ -311,7 +335,7 @@ def learnable(tau: float = 0.07, tau_min: float = 0.01, tau_max: float = 1.0) ->
   """A learnable scalar, exp(-log_inverse_tau), kept in [tau_min, tau_max] (CLIP, which keeps it at or above 0.01).
 
   CLIP clips the parameter after each update. Here the value is clipped; outside the range, the parameter receives only
-  gradients that move it back into the range.
+  gradients that move it back into the range. Gradients are reverse-mode only: `jax.jvp` does not work.
 
   >>> schedule = learnable(tau=0.07)
   >>> print(schedule.at(schedule.init(), step=0).round(3))
@@ -336,7 +360,7 @@ def from_config(
   spec: Mapping[str, Any] | float | None,
   *,
   steps_per_epoch: float = 1,
-  total_steps: float = 1,
+  total_steps: float | None = None,
   section: str = 'temperature',
   axis_name: str | None = None,
 ) -> Schedule:
@@ -352,7 +376,7 @@ def from_config(
   >>> print(from_config(spec).at({}, step=5)(0.0).round(3))
   0.15
   """
-  clock = dict(steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+  clock: dict[str, Any] = dict(steps_per_epoch=steps_per_epoch, total_steps=total_steps)
   if spec is None or (is_mapping(spec) and spec.get('name') == 'none'):
     return Schedule(dict, lambda params, step: None)
   if not is_mapping(spec):
@@ -376,7 +400,7 @@ def _number(path: str, value: Any) -> Schedule:
   return Schedule(dict, lambda params, step: float(value))
 
 
-def _of_step(path: str, spec: Mapping[str, Any], clock: Mapping[str, float], axis_name: str | None) -> Schedule:
+def _of_step(path: str, spec: Mapping[str, Any], clock: Mapping[str, Any], axis_name: str | None) -> Schedule:
   found = find(path, spec, OF_STEP, given=clock)
   with prefix(path):
     if found.name == 'learnable':
@@ -386,7 +410,7 @@ def _of_step(path: str, spec: Mapping[str, Any], clock: Mapping[str, float], axi
   return Schedule(dict, lambda params, step: schedule(step), schedule.turns)
 
 
-def _of_similarity(path: str, spec: dict[str, Any], clock: Mapping[str, float], axis_name: str | None) -> Schedule:
+def _of_similarity(path: str, spec: dict[str, Any], clock: Mapping[str, Any], axis_name: str | None) -> Schedule:
   gradient = spec.pop('gradient', False) if spec.get('name') != 'constant' else False
   require_bool(f'{path}.gradient', gradient)
   found = find(path, spec, OF_SIMILARITY | OF_STEP)
@@ -394,7 +418,7 @@ def _of_similarity(path: str, spec: dict[str, Any], clock: Mapping[str, float], 
     key: _of_step(f'{path}.{key}', value, clock, axis_name) if is_mapping(value) else _number(f'{path}.{key}', value)
     for key, value in found.parameters.items()
   }
-  turns = tuple(sorted({0, clock['total_steps'], *(turn for child in children.values() for turn in child.turns)}))
+  turns = tuple(sorted({0, clock['total_steps'] or 0, *(turn for child in children.values() for turn in child.turns)}))
 
   def init():
     return {key: params for key, child in children.items() if (params := child.init())}
@@ -426,8 +450,12 @@ def _check_extremes(path: str, found: Found, values: Callable, params: Any, turn
 
 
 def _ordered(low: Any, high: Any, names: tuple[str, str] = ('tau_min', 'tau_max')) -> None:
-  require_positive(**dict(zip(names, (low, high), strict=True)))
-  if not isinstance(low, jax.core.Tracer) and not isinstance(high, jax.core.Tracer) and low > high:
+  for name, value in zip(names, (low, high), strict=True):
+    if isinstance(value, OfStep):
+      raise ValueError(f'{name} is a schedule of the step: pass {name}=schedule(step)')
+    require_positive(**{name: value})
+  traced = isinstance(low, jax.core.Tracer) or isinstance(high, jax.core.Tracer)
+  if not traced and concrete(low) > concrete(high):
     raise ValueError(f'{names[0]} = {show(low)} must not exceed {names[1]} = {show(high)}')
 
 

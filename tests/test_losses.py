@@ -321,8 +321,10 @@ class MisuseTest(absltest.TestCase):
 
   def test_a_schedule_or_a_learnable_temperature_is_refused(self):
     pos, neg, _ = similarities(3)
+    schedule = temperature.cosine_schedule(0.1, 1.0, period=9)
     for tau, message in (
-      (temperature.cosine_schedule(0.1, 1.0), r'^temperature is a schedule of the step, .*: pass schedule\(step\)'),
+      (schedule, r'^temperature is a schedule of the step, .*: pass schedule\(step\)'),
+      (temperature.macl, r'^temperature = macl is a function of the positives: pass macl\(pos\)'),
       (temperature.learnable(), r'^temperature is the temperature of a run, .*: pass schedule\.at\(params, step\)'),
       ('0.2', "^temperature = '0.2' must be positive and finite"),
     ):

@@ -201,6 +201,10 @@ class MappingTest(absltest.TestCase):
         ValueError, "^axis_name = 'batch' belongs to .*check_vma=True.*: give check_vma=False"
       ):
         jax.jit(mapped)(z)
+    both = jax.make_mesh((2, 2), ('a', 'b'), (jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    loss = lambda z: losses.nt_xent(z, z, axis_name=('a', 'b')).mean()[None]
+    with self.assertRaisesRegex(ValueError, r"^axis_name = \('a', 'b'\) belongs to .*check_vma=True"):
+      jax.jit(jax.shard_map(loss, mesh=both, in_specs=spec(('a', 'b')), out_specs=spec(('a', 'b'))))(z)
 
 
 QUEUE = np.random.default_rng(2).normal(size=(6, D)).astype(np.float32)

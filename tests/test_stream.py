@@ -55,6 +55,23 @@ class KernelTest(SmallTiles):
     np.testing.assert_allclose(value, expected[0], rtol=1e-5)
     assert np.linalg.norm(gradient - expected[1]) < 1e-5 * np.linalg.norm(expected[1])
 
+  def test_a_temperature_without_a_derivative_at_the_query_itself(self):
+    """The similarity of a query with itself is 1, and does not count."""
+    tau, z = (lambda s: 0.1 + 0.1 * jnp.arccos(s) / jnp.pi), embeddings(2, 6)
+    for tau_of_s in (tau, temperature.with_gradient(tau)):
+      mean = lambda z, block, tau=tau_of_s: losses.nt_xent(*z, tau, block=block).mean()
+      expected = jax.value_and_grad(functools.partial(mean, block=0))(z)
+      for form in ('plain', 'interpret'):
+        with stream.form(form):
+          assert_near(jax.jit(jax.value_and_grad(functools.partial(mean, block=5)))(z), expected)
+
+  def test_float32_embeddings_in_float64_mode(self):
+    z = embeddings(2, 6)
+    mean = lambda z, block: losses.nt_xent(*z, 0.2, block=block).mean()
+    expected = jax.value_and_grad(functools.partial(mean, block=0))(z)
+    with jax.enable_x64(True), stream.form('interpret'):
+      assert_near(jax.jit(jax.value_and_grad(functools.partial(mean, block=5)))(jnp.asarray(z)), expected)
+
   def test_a_query_without_negatives_counts_nothing(self):
     z, index, drawn = embeddings(2, 7), jnp.arange(7), jnp.array([1, 1])  # all of query 1's are its own
     for form in ('plain', 'interpret'):

@@ -143,6 +143,24 @@ class ScheduleTest(absltest.TestCase):
     whole = temperature.linear_schedule(0.3, 0.1, steps_per_epoch=4, total_steps=100)
     np.testing.assert_allclose([whole(step) for step in (0, 50, 100)], [0.3, 0.2, 0.1], rtol=1e-6)
 
+  def test_all_of_training_needs_its_length(self):
+    for make, name in ((temperature.linear_schedule, 'epochs'), (temperature.cosine_schedule, 'period')):
+      with self.assertRaisesRegex(ValueError, f'^{name} = None is the length of training, .*: give {name} or total'):
+        make(0.1, 0.3)
+    with self.assertRaisesRegex(ValueError, r'^temperature\.tau_min\.epochs = None is the length of training'):
+      spec = dict(name='linear_schedule', start=0.1, end=0.2)
+      temperature.from_config(dict(name='cosine', tau_min=spec, tau_max=0.2))
+
+  def test_the_value_at_a_step_is_an_argument_inside_jit(self):
+    schedule = temperature.linear_schedule(0.1, 0.2, epochs=10)
+    tau_min = schedule(5)  # an array: inside jit, jax would trace a comparison
+    found = jax.jit(lambda s: temperature.cosine(tau_min, 0.2)(s))(jnp.zeros(2))
+    np.testing.assert_allclose(found, 0.15, rtol=1e-6)
+    with self.assertRaisesRegex(ValueError, r'^tau_min is a schedule of the step: pass tau_min=schedule\(step\)'):
+      temperature.cosine(schedule, 0.2)
+    with self.assertRaisesRegex(ValueError, '^temperature is a schedule of the step'):
+      temperature.with_gradient(schedule)
+
   def test_cosine(self):
     """Kukleva et al.: tau_max first, tau_min half a period later."""
     at = jax.jit(temperature.cosine_schedule(0.1, 1.0, period=200, steps_per_epoch=3))
@@ -320,7 +338,7 @@ class ConfigTest(chex.TestCase):
   )
   def test_refusals(self, spec, message):
     with self.assertRaises(ValueError) as caught:
-      temperature.from_config(spec)
+      temperature.from_config(spec, total_steps=10)
     self.assertStartsWith(str(caught.exception), f'temperature.{message}')
     self.assertNotIn('\n', str(caught.exception))
 

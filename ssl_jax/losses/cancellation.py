@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from ssl_jax.arrays import to_float32
 from ssl_jax.losses.reductions import masked
-from ssl_jax.registry import require
+from ssl_jax.registry import is_whole, require
 from ssl_jax.temperature import Temperature, scale
 
 
@@ -20,7 +20,7 @@ def false_negatives(scores: jax.Array, where: jax.Array, *, top: int, threshold:
   [[True, False, False]]
   """
   chex.assert_equal_shape([scores, where])
-  require('top', top, lambda n: isinstance(n, int) and n >= 1, 'a whole number of at least 1')
+  require('top', top, lambda n: is_whole(n) and n >= 1, 'a whole number of at least 1')
   require('threshold', threshold, lambda t: -1 <= t <= 1, 'a cosine, in [-1, 1]')
   scores = jnp.where(where, jax.lax.stop_gradient(to_float32(scores)), -jnp.inf)
   _, index = jax.lax.top_k(scores, min(top, scores.shape[1]))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax.arrays import normalize, to_float32
-from ssl_jax.registry import require, require_positive
+from ssl_jax.registry import is_whole, require, require_positive
 from ssl_jax.temperature import Temperature, scale
 
 
@@ -47,8 +47,9 @@ def dino(
   >>> print(dino(jnp.zeros((1, 2)), jnp.array([[0.3, 0.1]]), jnp.zeros(2), 0.1, 0.04).round(3))
   [0.693]
   """
-  chex.assert_rank([student, teacher, centre], [2, 2, 1])
+  chex.assert_rank(student, 2)
   chex.assert_equal_shape([student, teacher])
+  chex.assert_shape(centre, student.shape[1:])
   teacher = jax.lax.stop_gradient(to_float32(teacher) - to_float32(centre)[None])
   return _cross_entropy(jax.nn.softmax(scale(teacher, teacher_temperature), axis=1), student, temperature)
 
@@ -61,6 +62,8 @@ def dino_centre(
   >>> print(dino_centre(jnp.zeros(2), jnp.array([[1.0, 0.0], [1.0, 2.0]])).round(3))
   [0.1 0.1]
   """
+  chex.assert_rank(teacher, 2)
+  chex.assert_shape(centre, teacher.shape[1:])
   mean = jnp.mean(jax.lax.stop_gradient(to_float32(teacher)), axis=0)
   mean = mean if axis_name is None else jax.lax.pmean(mean, axis_name)
   return momentum * centre + (1 - momentum) * mean
@@ -85,7 +88,7 @@ def sinkhorn(
    [1.   0.  ]]
   """
   require_positive(epsilon=epsilon)
-  require('iterations', iterations, lambda n: n >= 1, 'at least 1')
+  require('iterations', iterations, lambda n: is_whole(n) and n >= 1, 'a whole number of at least 1')
   parts = [jax.lax.stop_gradient(to_float32(x)) / epsilon for x in (scores, others) if x is not None]
   chex.assert_rank(parts, 2)
   for _ in range(iterations):
