@@ -43,6 +43,8 @@ GRACE = 2.0  # minutes that runs may exceed the budget before they are stopped
 def missing(sweep: Sweep, finished: Mapping, only: Sequence[str] = (), seeds: int = 0) -> list[tuple[Row, int]]:
   """(row, seed) of every missing run: first seeds first, `further` rows last. `only`: these rows, in this order."""
   rows = {row.name: row for row in sweep.rows}
+  if seeds < 0:
+    raise ValueError(f'--seeds={seeds} must be at least 0')
   for name in only:
     if name not in rows:
       raise ValueError(f'--only={name!r} is not a row of the sweep: {nearest(name, list(rows))}')

@@ -316,6 +316,22 @@ def test_compare_distinguishes_files_of_images_but_not_their_folders(runs, tmp_p
 
 
 @pytest.mark.usefixtures('no_files_of_figures')
+def test_runs_on_other_images_in_a_file_of_the_same_name_are_not_comparable(runs, tmp_path):
+  other = shutil.copytree(runs / 'seed0', tmp_path / 'other')
+  (identity,) = other.glob('checkpoints/*/config/metadata')
+  found = json.loads(identity.read_text())
+  found['data']['contents'] = '00000000'
+  identity.write_text(json.dumps(found))
+  (other / 'checkpoints' / identity.parent.parent.name / 'checksums.json').unlink(missing_ok=True)
+  compare.compare([runs / 'seed0', other], tmp_path / 'out')
+  text = (tmp_path / 'out' / 'compare.md').read_text()
+  assert '2 runs of 2 configs' in text and 'The accuracies are not comparable: data.contents differs.' in text
+  shutil.rmtree(other / 'checkpoints')
+  with pytest.raises(ValueError, match=r'are the same run \(seed 0\): give one'):
+    compare.compare([runs / 'seed0', other], tmp_path / 'out')
+
+
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_an_evaluation_older_than_the_last_step_is_marked(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   step = json.loads((other / 'evaluation.json').read_text())['step']

@@ -385,6 +385,17 @@ def test_the_remaining_time_follows_from_the_last_row(tmp_path, monkeypatch):
     assert left == pytest.approx((5 - step) * 32 / row['images_per_second'])
 
 
+def test_the_difference_that_explains_most_is_named():
+  data = {'images': 2, 'contents': 'a', 'sizes': 'x'}
+  of = lambda **changes: files.difference_of({'data': data}, {'data': {**data, **changes}})
+  assert of() is None
+  assert of(sizes='y').startswith('data.sizes =')
+  assert of(sizes='y', contents='b').startswith('data.contents =')
+  assert of(sizes='y', contents='b', images=3).startswith('data.images =')
+  old = {'data': {'images': 2, 'contents': 'a'}}  # of an earlier version
+  assert files.difference_of(old, {'data': data}) is None
+
+
 def test_other_images_of_the_same_number_are_another_run(tmp_path):
   chosen = tiny(tmp_path, steps=2)
   train.train(chosen, tmp_path / 'run')

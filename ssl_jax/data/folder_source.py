@@ -8,6 +8,7 @@ import os
 import pathlib
 import stat
 import sys
+import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,10 @@ class Folder(Source):
     captions = (self.captions or {}) if self.paired else {}
     name = lambda path: path.removeprefix(str(self.root)).lstrip(os.sep)  # `self.name` is slow for a million files
     return digest_of(f'{name(path)}\0{stamp(path)}\0{captions.get(path)}' for path in self.items)
+
+  def sizes(self) -> str:
+    found = [stamp(self.items[k]).partition(' ')[0] for k in self.samples()]
+    return f'{zlib.crc32(" ".join(found).encode()):08x}'
 
   def has_text(self) -> bool:
     return self.captions is not None

@@ -119,6 +119,10 @@ class Source:
     """A hash that changes when the stored images change; '' for images in memory."""
     return ''
 
+  def samples(self) -> np.ndarray:
+    """Up to `SAMPLES` positions, evenly spaced."""
+    return np.linspace(0, len(self) - 1, min(len(self), SAMPLES)).astype(int)
+
   def contents(self) -> str:
     """A checksum of the labels and of up to `SAMPLES` image names or, for arrays, of their values.
 
@@ -128,13 +132,17 @@ class Source:
     if self.original_contents:
       return self.original_contents
     source = self.origin or self
-    chosen = np.linspace(0, len(self) - 1, min(len(self), SAMPLES)).astype(int)
+    chosen = self.samples()
     parts = [] if self.labels is None else [np.asarray(self.labels, '<i8').tobytes()]
     if type(source).name is not Source.name:
       parts += [source.name(int(k)).encode(errors='surrogateescape') for k in chosen]
     elif source is self and self.items.ndim > 1:
       parts.append(np.ascontiguousarray(self.items[chosen]).tobytes())
     return f'{zlib.crc32(bytes(1).join(parts)):08x}'
+
+  def sizes(self) -> str:
+    """A checksum of the sizes of up to `SAMPLES` image files; '' if images have no files of their own."""
+    return self.origin.sizes() if self.origin else ''
 
   def first_readable(self, position: int, decode: Callable[[Image.Image], T]) -> tuple[T, int]:
     """(decode(image), its position). With broken='skip', the next readable image replaces a broken one."""

@@ -1,5 +1,6 @@
 """Validation of features, labels and scores, shared by all evaluations."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -68,11 +69,15 @@ def labels(name: str, y: ArrayLike | None, examples: int, *, classes: int = 2) -
   return y.astype(np.int32)
 
 
-def seen(name: str, y: np.ndarray, train_name: str, train: np.ndarray) -> None:
-  """Raises unless every class of `y` occurs in `train`: a classifier cannot predict a class it was never shown."""
-  unseen = np.setdiff1d(y, train)
-  if len(unseen):
-    raise ValueError(f'{name}: classes {unseen[:5].tolist()} do not occur in {train_name}; drop them or add examples')
+def seen(
+  name: str, y: np.ndarray, train_name: str, train: np.ndarray, shown: Callable[[int], object] = lambda label: label
+) -> None:
+  """Raises unless every class of `y` occurs in `train`: a classifier cannot predict a class it was never shown.
+
+  `shown` is what the message calls a class.
+  """
+  if unseen := [shown(label) for label in np.setdiff1d(y, train)[:5].tolist()]:
+    raise ValueError(f'{name}: classes {unseen} do not occur in {train_name}; drop them or add examples')
 
 
 def same_width(name: str, x: jax.Array, other_name: str, other: jax.Array) -> None:

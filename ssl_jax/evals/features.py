@@ -161,7 +161,8 @@ def _fetch(devices, features, count, found):
 def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
   """A file name for features: a hash of the settings, the weights, the images and their labels.
 
-  Images in memory are hashed by their pixels. Others are hashed by path or position in a file, without reading them.
+  Images in memory are hashed by their pixels. Others are hashed by their position, and by the path, size and time of
+  their files, without reading them.
   """
   found = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=10)
   for path, leaf in jax.tree_util.tree_leaves_with_path(weights):
@@ -172,6 +173,7 @@ def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
     found.update(str((items.shape, items.dtype)).encode())
     # The bytes of an object array, such as the paths of a folder, are memory addresses, so its text is hashed.
     found.update('\0'.join(map(str, items)).encode() if items.dtype == object else np.ascontiguousarray(items).data)
+    found.update(source.fingerprint().encode())
     if source.labels is not None:
       found.update(np.ascontiguousarray(source.labels).tobytes())
   return found.hexdigest()

@@ -40,6 +40,11 @@ class ImageEvaluator:
           f'labeled images with --config.eval.data.name and .path, or .{split}_split, or train without evaluations '
           "with '--config.eval.k=()'"
         )
+      if len(set(source.labels.tolist())) == 1:
+        raise ValueError(
+          f'{names[split]} has only the class {source.class_name(int(source.labels[0]))!r}: add images of another, or '
+          "train without evaluations with '--config.eval.k=()'"
+        )
       labels[split] = check.labels(names[split], source.labels, len(source))
     missing, imbalance = np.setdiff1d(labels['test'], labels['train']), run.config.imbalance.name
     if run.eval_train is run.train and len(missing) and imbalance != 'none':
@@ -47,7 +52,7 @@ class ImageEvaluator:
         f'imbalance.name = {imbalance!r} keeps no image of the classes {missing[:5].tolist()}: '
         'evaluate with all training images with --config.eval.train_images=all'
       )
-    check.seen(names['test'], labels['test'], 'the training images', labels['train'])
+    check.seen(names['test'], labels['test'], 'the training images', labels['train'], run.eval_test.class_name)
     one_folder = run.eval_data['source'] == 'folder' and len(set(self.splits.values())) == 1
     linked = one_folder and run.eval_data['held_out'] > 0  # nothing else gives common images
     _require_apart(run.eval_train, run.eval_test, names, linked)

@@ -231,13 +231,17 @@ def transfer(
   arguments: Sequence[str] = (),
   protocol: few_shot.Protocol = few_shot.Protocol(),  # noqa: B008  # it is frozen
 ) -> dict:
-  """Evaluates the encoder of a workdir on the datasets in `arguments` (see `parse`), by default all of ELEVATER.
+  """Evaluates the encoder of a workdir on the datasets in `arguments` (see `parse`), or on those of ELEVATER in tfds.
 
   All datasets are opened before the first evaluation. Returns the content of transfer.json.
   """
   if config.parallel.processes > 1:
     raise ValueError(f'parallel.processes = {config.parallel.processes} must be 1 for --mode=transfer')
-  targets = [parse(text, config) for text in arguments or ELEVATER]
+  if not arguments:
+    arguments = [name for name, known in ELEVATER.items() if known.tfds]
+    others = ', '.join(name for name in ELEVATER if name not in arguments)
+    print(f'transfer: to {len(arguments)} sets of ELEVATER; these need folders: {others}', flush=True)
+  targets = [parse(text, config) for text in arguments]
   if twice := [t.name for k, t in enumerate(targets) if t.name in {other.name for other in targets[:k]}]:
     raise ValueError(f'{twice[0]!r} is given twice: name another set, or call it NAME=FOLDER')
   if not config.init:
@@ -254,7 +258,7 @@ def transfer(
     if stored.get('weights') == results['weights']:  # results of other weights are replaced
       results = stored
   for place, target in enumerate(targets, start=1):
-    settings = _settings(encoder, target, protocol, seeds)
+    settings = _settings(encoder, target, opened[target.name], protocol, seeds)
     entry: dict[str, Any] = results['sets'].get(target.name, {})
     if entry.get('settings') != settings:
       entry = {'metric': target.metric, 'settings': settings}
@@ -280,12 +284,15 @@ def _weights(encoder: Encoder) -> str:
   return features.digest(known, encoder.variables)
 
 
-def _settings(encoder: Encoder, target: Target, protocol: few_shot.Protocol, seeds: Sequence[int]) -> dict[str, Any]:
+def _settings(
+  encoder: Encoder, target: Target, opened: Opened, protocol: few_shot.Protocol, seeds: Sequence[int]
+) -> dict[str, Any]:
   """Everything that a result depends on besides `_weights`, with JSON types."""
   data = {key: target.data[key] for key in ('source', 'name', 'train_split', 'test_split', 'held_out')}
   if target.data['source'] == 'folder':
     data['path'] = str(pathlib.Path(target.data['path']).expanduser().absolute())
   known = {'step': encoder.step, 'init': encoder.config.init if not encoder.step else '', 'seeds': list(seeds)}
+  data['stored'] = [opened.train.fingerprint(), opened.test.fingerprint()]
   known |= {'metric': target.metric, 'crop': encoder.config.eval.crop, 'data': data}
   return json.loads(json.dumps({**known, 'protocol': dataclasses.asdict(protocol)}))
 

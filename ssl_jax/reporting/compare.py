@@ -13,14 +13,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ssl_jax.evals.scoring import mean_and_spread
 from ssl_jax.reporting import figures, page
 from ssl_jax.reporting.page import Figure, Number, Part, Section, Table
-from ssl_jax.reporting.report import MEASURES, FinishedRun, with_unit
+from ssl_jax.reporting.report import CHECKSUMS, MEASURES, FinishedRun, with_unit
 from ssl_jax.workdir.files import writable
 
 # Config keys that change the definition of the loss, which makes loss values incomparable.
 OF_LOSS = ('loss.', 'temperature.', 'method.', 'batch_size', 'views')
 # Config keys that change the test images or their features, which makes accuracies incomparable.
 OF_TEST = (
-  *('data.name', 'data.file', 'data.classes', 'data.test_split', 'data.held_out', 'eval.data.'),
+  *('data.name', 'data.file', 'data.contents', 'data.sizes', 'data.classes', 'data.test_split', 'data.held_out'),
+  'eval.data.',
   *(f'eval.{key}' for key in ('features', 'vote', 'temperature', 'crop', 'flip', 'patch', 'train_images')),
 )
 # {prefix of accuracies: config keys that make only these accuracies incomparable}.
@@ -58,6 +59,11 @@ def _differing(runs: Sequence[FinishedRun]) -> dict[str, list]:
   configs = [{k: v for k, v in run.settings.items() if k != 'seed' and v != ''} if run.config else {} for run in runs]
   distinct = lambda key: {json.dumps(config.get(key)) for config in configs if config}
   keys = [key for key in sorted(set().union(*configs)) if len(distinct(key)) > 1]
+  # Another training split has other images of the same data. Runs without checkpoints have no checksums.
+  checksums = {f'data.{key}' for key in CHECKSUMS}
+  explained = any(key.startswith(('data.', 'imbalance.')) for key in keys if key not in checksums)
+  unknown = {key for key in checksums if explained or not all(key in config for config in configs if config)}
+  keys = [key for key in keys if key not in unknown]
   return {key: [config.get(key) for config in configs] for key in keys}
 
 

@@ -19,7 +19,7 @@ from ssl_jax.config import flatten, relevant, upgrade
 from ssl_jax.reporting import figures, page
 from ssl_jax.reporting.page import Cards, Figure, Listing, Number, Part, Section, Table
 from ssl_jax.workdir import fork, metric_log, progress
-from ssl_jax.workdir.files import check_types, read_bytes, read_json, reason, writable
+from ssl_jax.workdir.files import check_types, owner, read_bytes, read_json, reason, writable
 
 MEASURES = {
   'alignment': ('alignment', 'E‖x − x⁺‖² of views, of paraphrases, or of images and their texts; lower is closer'),
@@ -48,6 +48,9 @@ EVALUATION: dict[str, Any] = {'step': int, 'epoch': int | float, 'features': str
 EVALUATION |= dict.fromkeys(('settings', 'measures', 'classes'), dict)
 
 
+CHECKSUMS = ('contents', 'sizes')  # keys that `Run.identity` adds to `data`, and that tell two datasets apart
+
+
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
   """The files of a workdir; the contents of missing files are empty."""
@@ -59,6 +62,7 @@ class FinishedRun:
   arrays: dict[str, np.ndarray]
   rows: list[dict]
   parent: dict = dataclasses.field(default_factory=dict)  # parent.json of a fork
+  trained_on: dict = dataclasses.field(default_factory=dict)  # checksums of the training data, from the last checkpoint
 
   @classmethod
   def read(cls, workdir: str | pathlib.Path) -> 'FinishedRun':
@@ -83,6 +87,7 @@ class FinishedRun:
       arrays=metric_log.read_arrays(workdir, other),
       rows=metric_log.read(workdir),
       parent=load(fork.PARENT, {'config': dict, 'parent': dict}, ('config', 'parent')),
+      trained_on={key: x for key, x in (owner(workdir) or {'data': {}})['data'].items() if key in CHECKSUMS},
     )
     metric_log.check_history(workdir, found.rows, found.summary.get('steps', 0))
     if not (found.rows or found.summary or found.evaluation):
@@ -103,6 +108,7 @@ class FinishedRun:
     found = relevant(self.config) | {key: value for key, value in evaluated.items() if key.startswith('eval.')}
     if found.get('data.source', 'tfds') not in ('tfds', 'imagenet', 'embedded'):  # their name identifies them
       found['data.file'] = pathlib.PurePath(self.config['data']['path']).name
+      found |= {f'data.{key}': value for key, value in self.trained_on.items()}
     return found | self._lineage(found)
 
   def _lineage(self, own: Mapping) -> dict:

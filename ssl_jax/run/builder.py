@@ -73,6 +73,8 @@ class Run:
     """What a checkpoint must match: the config, the training examples, and values of the modality."""
     known = self.config.to_dict()
     found = {'images': len(self.train), 'contents': self.train.contents(), **self.modality.identity(self.train)}
+    if sizes := self.train.sizes():
+      found['sizes'] = sizes
     return {**known, 'data': {**known['data'], **found}}
 
   def initial_state(self) -> State:

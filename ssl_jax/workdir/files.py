@@ -20,7 +20,7 @@ from ssl_jax.workdir import checksums
 
 DEEPEST = 50  # maximum nesting of a JSON file
 LONGEST_NAME = 80  # maximum characters in the name of a default workdir
-FOUND = ('images', 'contents', 'words')  # keys that `Run.identity` adds to `data` once the data is loaded
+FOUND = ('images', 'contents', 'sizes', 'words')  # keys that `Run.identity` adds to `data` once the data is loaded
 
 
 def default(config_file: str, overrides: Sequence[str] = (), name_of_set: str = '') -> pathlib.Path:
@@ -73,7 +73,7 @@ def saved(workdir: str | os.PathLike) -> bool:
   return bool(steps(workdir))
 
 
-def _owner(workdir: pathlib.Path) -> dict | None:
+def owner(workdir: pathlib.Path) -> dict | None:
   """The identity in the newest checkpoint whose config file is undamaged; None if there is none."""
   for step in steps(workdir):
     if not checksums.damage(workdir / 'checkpoints' / str(step), 'config/'):
@@ -89,11 +89,13 @@ def identity_at(workdir: pathlib.Path, step: int) -> dict:
 def difference_of(owner: Mapping, found: Mapping, among: Sequence[str] = ()) -> str | None:
   """`config.difference` of two identities. The keys `FOUND` are compared only if both have them.
 
-  `contents` is compared only if `images` and `words` agree, because a difference in those explains more.
+  `contents` is compared only if `images` and `words` agree, and `sizes` only if `contents` agrees, too: a difference in
+  those explains more.
   """
   old, new = owner['data'], found['data']
   hidden = {key for key in FOUND if key not in old or key not in new}
-  hidden |= {'contents'} if any(old.get(key) != new.get(key) for key in ('images', 'words')) else set()
+  differ = lambda *keys: any(old.get(key) != new.get(key) for key in keys)
+  hidden |= {'contents', 'sizes'} if differ('images', 'words') else {'sizes'} if differ('contents') else set()
   shared = lambda data: {key: x for key, x in data.items() if key not in hidden}
   return difference({**owner, 'data': shared(old)}, {**found, 'data': shared(new)}, among)
 
@@ -107,8 +109,8 @@ def check(workdir: str | os.PathLike, identity: Mapping, *, trains: bool = False
   """
   folder = pathlib.Path(workdir).expanduser()
   refuse = lambda why: ValueError(f'--workdir={str(workdir)!r} holds {why}: give another directory')
-  if (owner := _owner(folder)) is not None:
-    if differs := difference_of(owner, identity):
+  if (owned := owner(folder)) is not None:
+    if differs := difference_of(owned, identity):
       raise refuse(f'a run of another config ({differs})')
   elif trains and (folder / 'summary.json').exists() and (folder / 'config.json').exists():
     if differs := difference_of(read_json(folder / 'config.json'), identity):

@@ -220,10 +220,10 @@ def write_summary(workdir: pathlib.Path, summary: Mapping, *, trained: bool) -> 
 def evaluation_name(name: str = '') -> str:
   """The file name of an evaluation, without suffix. `name` is the dataset, if it is not the one of the run.
 
-  >>> evaluation_name(), evaluation_name('voc/2007')
-  ('evaluation', 'evaluation_voc_2007')
+  >>> evaluation_name(), evaluation_name('voc/2007'), evaluation_name('鳥')
+  ('evaluation', 'evaluation_voc_2007', 'evaluation_鳥')
   """
-  return f'evaluation_{re.sub("[^a-zA-Z0-9]+", "_", name)}' if name else 'evaluation'
+  return 'evaluation_' + re.sub(r'[\W_]+', '_', name) if name else 'evaluation'
 
 
 def write_evaluation(

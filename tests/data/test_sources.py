@@ -5,6 +5,7 @@ import os
 import pathlib
 import pickle
 import re
+import shutil
 import socket
 import sys
 import zipfile
@@ -691,6 +692,19 @@ def test_classes_of_one_image_leave_nothing_to_hold_out(tmp_path):
   assert len(sources.load({**data, 'held_out': 0.1}, 'train')) == 2
   with pytest.raises(ValueError, match=r'data.held_out = 0.1 leaves no test image, because no class has two images'):
     sources.load({**data, 'held_out': 0.1}, 'test')
+
+
+def test_other_files_of_the_same_names_have_other_sizes(tmp_path):
+  for name in ('one', 'other'):
+    pictures(tmp_path / name, 'train/a', 'train/b')
+  shutil.copytree(tmp_path / 'one', tmp_path / 'two')
+  Image.new('RGB', (40, 40)).save(next((tmp_path / 'other').glob('train/a/*')))
+  data = dict(name='x', source='folder', train_split='train', test_split='train', broken='error')
+  load = lambda name: folder_source.load({**data, 'path': str(tmp_path / name)}, 'train')
+  one, two, other = (load(name) for name in ('one', 'two', 'other'))
+  assert one.contents() == other.contents()
+  assert one.sizes() == two.sizes() == one.in_memory(4).sizes() != other.sizes()
+  assert sources.Arrays(np.zeros((2, 4, 4, 3), np.uint8), None, []).sizes() == ''
 
 
 def test_contents_do_not_depend_on_where_and_how_images_are_stored(tmp_path):

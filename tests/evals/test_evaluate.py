@@ -649,8 +649,8 @@ def test_a_missing_file_and_an_occupied_workdir_are_refused(trained, tmp_path):
 @pytest.mark.parametrize(
   ('train_labels', 'test_labels', 'message'),
   [
-    (np.arange(32) % 2, np.arange(32) % 3, r"data.test_split = 'test': classes \[2\] do not occur in the training"),
-    (np.zeros(32, int), np.arange(32) % 2, "data.train_split = 'train': every example is of class 0"),
+    (np.arange(32) % 2, np.arange(32) % 3, r"data.test_split = 'test': classes \['class 2'\] do not occur in the t"),
+    (np.zeros(32, int), np.arange(32) % 2, "data.train_split = 'train' has only the class 'class 0': add images of an"),
     (np.arange(32) % 2 - 1, np.arange(32) % 2, "data.train_split = 'train' .* has no labels"),
   ],
 )

@@ -17,11 +17,15 @@ def folder(path, names):
   return lambda: sources.load(settings, 'train')
 
 
-def test_images_of_a_folder_are_identified_by_their_paths(tmp_path):
+def test_images_of_a_folder_are_identified_by_their_paths_and_files(tmp_path):
   load = folder(tmp_path, ['cat', 'dog'])
   first, second = (features.digest({}, {'w': np.ones(2)}, load()) for _ in range(2))
   assert first == second
   assert features.digest({}, {'w': np.ones(2)}, folder(tmp_path, ['cat', 'dog', 'elk'])()) != first
+  load = folder(tmp_path / 'again', ['cat', 'dog'])
+  before = features.digest({}, {}, load())
+  Image.new('RGB', (9, 8), (9, 9, 9)).save(tmp_path / 'again' / 'train' / 'cat' / 'cat.png')
+  assert features.digest({}, {}, load()) != before
 
 
 def mean_features(images, pixels, **choice):

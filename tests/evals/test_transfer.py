@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -82,6 +83,15 @@ def test_table_6_has_twenty_sets_each_with_its_metric():
   assert counts == {'accuracy': 14, 'mean_per_class': 4, 'roc_auc': 1, 'map': 1}
 
 
+def test_without_sets_it_transfers_to_those_in_tfds(tmp_path, monkeypatch, capsys):
+  opened = []
+  monkeypatch.setattr(transfer, 'open_set', lambda target: opened.append(target.data['name']) or sys.exit())
+  with pytest.raises(SystemExit):
+    transfer.transfer(tiny(tmp_path, init='random'), tmp_path / 'run')
+  said = capsys.readouterr().out
+  assert 'transfer: to 13 sets of ELEVATER; these need folders: country211, fer2013' in said and len(opened) == 1
+
+
 def test_labels_that_do_not_fit_the_metric_are_refused(tmp_path, chosen):
   colors, both = folder(tmp_path / 'colors', 3, 2, 2), several_labels(tmp_path / 'both')
   for argument, message in (
@@ -153,6 +163,9 @@ def test_only_results_of_the_same_weights_and_images_are_reused(tmp_path, monkey
   assert run('birds', places[0]) == ({'birds'}, 0)
   assert run('birds', places[0]) == ({'birds'}, 2)
   assert run('birds', places[1]) == ({'birds'}, 0)
+  Image.new('RGB', (9, 9)).save(next(places[1].glob('test/*/*.png')))
+  assert run('birds', places[1]) == ({'birds'}, 0), 'other images under the same names'
+  assert run('birds', places[1]) == ({'birds'}, 2)
   assert run('fish', places[0]) == ({'birds', 'fish'}, 0)
   assert run('fish', places[0], seed=1) == ({'fish'}, 0)
   assert run('fish', places[0], seed=1, **{'model.width': 4}) == ({'fish'}, 0)
