@@ -326,9 +326,10 @@ def test_runs_on_other_images_in_a_file_of_the_same_name_are_not_comparable(runs
   compare.compare([runs / 'seed0', other], tmp_path / 'out')
   text = (tmp_path / 'out' / 'compare.md').read_text()
   assert '2 runs of 2 configs' in text and 'The accuracies are not comparable: data.contents differs.' in text
-  shutil.rmtree(other / 'checkpoints')
-  with pytest.raises(ValueError, match=r'are the same run \(seed 0\): give one'):
-    compare.compare([runs / 'seed0', other], tmp_path / 'out')
+  for damage in (lambda: identity.write_text('{'), lambda: identity.write_text('[]'), identity.unlink):
+    damage()
+    with pytest.raises(ValueError, match=r'are the same run \(seed 0\): give one'):
+      compare.compare([runs / 'seed0', other], tmp_path / 'out')
 
 
 @pytest.mark.usefixtures('no_files_of_figures')

@@ -87,7 +87,7 @@ class FinishedRun:
       arrays=metric_log.read_arrays(workdir, other),
       rows=metric_log.read(workdir),
       parent=load(fork.PARENT, {'config': dict, 'parent': dict}, ('config', 'parent')),
-      trained_on={key: x for key, x in (owner(workdir) or {'data': {}})['data'].items() if key in CHECKSUMS},
+      trained_on=_trained_on(workdir),
     )
     metric_log.check_history(workdir, found.rows, found.summary.get('steps', 0))
     if not (found.rows or found.summary or found.evaluation):
@@ -140,6 +140,15 @@ class FinishedRun:
     if not self.config:
       return self.evaluation.get('file', self.workdir.name)
     return f'{self.config["method"]["name"]} on {self.config["data"]["name"]}'
+
+
+def _trained_on(workdir: pathlib.Path) -> dict:
+  """Checksums of the training data in the newest checkpoint; empty if there is none, or if it cannot be read."""
+  try:
+    data = (owner(workdir) or {}).get('data')
+  except ValueError:
+    return {}
+  return {key: data[key] for key in CHECKSUMS if key in data} if isinstance(data, dict) else {}
 
 
 def _load(file: pathlib.Path, types: Mapping, needed: Sequence[str] = ()) -> dict:
