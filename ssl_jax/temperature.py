@@ -330,6 +330,11 @@ class Schedule(NamedTuple):
   at: Callable[[Mapping[str, Any], jax.typing.ArrayLike], Temperature | None]
   turns: tuple[float, ...] = (0,)
 
+  @property
+  def of_similarity(self) -> bool:
+    """Whether the temperature is a function of the similarity."""
+    return callable(self.at(self.init(), 0))
+
 
 def learnable(tau: float = 0.07, tau_min: float = 0.01, tau_max: float = 1.0) -> Schedule:
   """A learnable scalar, exp(-log_inverse_tau), kept in [tau_min, tau_max] (CLIP, which keeps it at or above 0.01).

@@ -103,7 +103,7 @@ def create(
   clock: dict[str, Any] = dict(steps_per_epoch=steps_per_epoch, total_steps=total_steps)
   batch_size = config['batch_size']
   schedule = temperature.from_config(config['temperature'], **clock, axis_name=axis_name)
-  if not METHODS[method.name].of_similarity and callable(schedule.at(schedule.init(), 0)):
+  if schedule.of_similarity and not METHODS[method.name].of_similarity:
     raise ValueError(
       f'temperature.name = {config["temperature"]["name"]!r} is a function of the similarity, and the method '
       f'{method.name!r} needs a number or a schedule: set temperature.name=constant'

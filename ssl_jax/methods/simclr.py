@@ -45,8 +45,8 @@ class SimCLR(Method):
       pairs.check_ring(self.ring, self.block)
     properties, loss = self.contrast.properties, self.contrast.name
     if self.similarity != 'cosine':
-      of_similarity = callable(self.temperature.at(self.temperature.init(), 0))
-      if reason := properties.cosine_only or ('the temperature is a function of the cosine' if of_similarity else ''):
+      of_cosine = 'the temperature is a function of the cosine' if self.temperature.of_similarity else ''
+      if reason := properties.cosine_only or of_cosine:
         raise ValueError(f"method.similarity = {self.similarity!r} must be 'cosine' for the loss {loss!r}: {reason}")
     if self.by_view_pair and not properties.separable:
       known = ', '.join(name for name, function in CONTRASTIVE.items() if function.properties.separable)
