@@ -5,6 +5,7 @@ import doctest
 import json
 import pathlib
 import re
+import shlex
 import statistics
 import sys
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from configs import base
-from ssl_jax import config, losses
+from ssl_jax import config, losses, methods
 from ssl_jax.config import HARMLESS
 from tests import test_losses
 from tests.reference import contrastive as reference
@@ -24,6 +25,7 @@ sys.path.append(str(ROOT / 'docs'))
 import generate  # noqa: E402
 
 PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
+EXPERIMENTS = sorted((ROOT / 'experiments').glob('**/README.md'))
 
 
 def blocks(name):
@@ -114,6 +116,18 @@ def test_links_lead_somewhere(page):
     path = address.partition('#')[0]
     if path and not re.match(r'[a-z]+:', address):
       assert path in generated | figures or (page.parent / path).exists(), address
+
+
+@pytest.mark.parametrize('page', [*PAGES, *EXPERIMENTS], ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_configs_of_commands_are_valid(page):
+  text = page.read_text().replace('\\\n', ' ')
+  for command in re.findall(r'^python main\.py (.*)', text, re.MULTILINE):
+    given = shlex.split(command, comments=True)
+    changes = [argument.removeprefix('--config.') for argument in given if argument.startswith('--config.')]
+    for file in (argument.removeprefix('--config=') for argument in given if argument.startswith('--config=')):
+      chosen = config.load(file, changes)
+      config.validate(chosen, base.get_config())
+      methods.parts(chosen)
 
 
 def test_the_table_of_temperatures_has_the_means_of_the_results():
