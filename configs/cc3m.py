@@ -1,4 +1,4 @@
-"""CC3M: image-text pretraining, ResNet-50, 32 epochs, batch 2,048, AdamW (CACR, Table 19).
+r"""CC3M: image-text pretraining, ResNet-50, 32 epochs, batch 2,048, AdamW (CACR, Table 19).
 
   python main.py --config=configs/cc3m.py:clip --config.data.path=DIR --config.data.vocabulary=tokenizer.json \
     --workdir=runs/cc3m_clip

@@ -4,7 +4,7 @@
   python main.py --config=configs/cifar10.py --workdir=runs/cifar10
 
 This takes about 6 minutes on one H200; kNN-200 accuracy at the last epoch is 84 % or more. Options follow a colon
-(`--config=configs/cifar10.py:dystress,seed=1`, see VARIANTS) and can be combined, with later ones overriding earlier
+(`--config=configs/cifar10.py:dystress,seed=1`) and can be combined, with later ones overriding earlier
 ones: `:moco,dystress`, `:dcl,dystress`, `:simsiam,multi_crop`, `:byol,ema`.
 """
 

@@ -1,4 +1,4 @@
-"""Fine-tuning of an encoder pretrained on ImageNet (DySTreSS, Table 11 and A.2).
+r"""Fine-tuning of an encoder pretrained on ImageNet (DySTreSS, Table 11 and A.2).
 
   python main.py --mode=export --workdir=RUN
   python main.py --mode=evaluate --config=configs/finetune.py:mhist --config.data.path=/data/mhist \

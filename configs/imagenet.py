@@ -3,7 +3,7 @@
   python main.py --config=configs/imagenet.py --config.data.path=/data/imagenet
 
 `data.path` holds `train/<wnid>/*.JPEG` and `val/<wnid>/*.JPEG`, or a prepared tfds `imagenet2012`; an empty path is the
-default tfds folder. Host workers decode and crop: set `data.workers` to the number of cores. The variants are the
+default tfds folder. Host workers decode and crop: set `data.workers` to the number of cores. The options are the
 papers' recipes at this scale. `--mode=evaluate` trains linear classifiers on features of unaugmented images. The papers
 train them on random crops and flips, which reads all images in each epoch: set `--config.eval.finetune=linear`.
 """
@@ -142,7 +142,7 @@ VARIANTS = {
   'w_mse': {**REDUNDANCY, 'projector': _head(1024, 64), 'loss': dict(name='w_mse')},
   # ARB (Zhang et al. 2022), with the width of DySTreSS Table 8.
   'arb': {**REDUNDANCY, 'projector': _head(2048, 2048, 2048), 'loss': dict(name='arb')},
-  # The epochs and batch size of DySTreSS Table 8; combine with any variant above.
+  # The epochs and batch size of DySTreSS Table 8; combine with any option above.
   'epochs400': {'epochs': 400, 'batch_size': 128},
   # SwAV (Caron et al. 2020) at batch 256; combine with multi_crop.
   'swav': {
@@ -243,9 +243,9 @@ VARIANTS = {
   'webvision': {'epochs': 100, 'data': dict(source='folder', name='webvision'), 'eval.data': ON_IMAGENET},
   # CACR Table 5: as `webvision`, with pretraining on ImageNet-22K, in train/WNID.
   'imagenet22k': {'epochs': 20, 'data': dict(source='folder', name='imagenet22k'), 'eval.data': ON_IMAGENET},
-  # ImageNet-LT (Lee 2025, A.3.4); combine with any variant above.
+  # ImageNet-LT (Lee 2025, A.3.4); combine with any option above.
   'long_tail': {'imbalance': dict(name='pareto', total=115_846, n_max=1280, n_min=5, alpha=6.0)},
-  # As many images as ImageNet-LT, from the balanced set (Lee 2025, A.3.4); combine with any variant above.
+  # As many images as ImageNet-LT, from the balanced set (Lee 2025, A.3.4); combine with any option above.
   'uniform': {'imbalance': dict(name='uniform', total=115_846)},
 }
 

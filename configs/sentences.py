@@ -1,10 +1,10 @@
-"""Sentence embeddings: unsupervised SimCSE (Gao et al. 2021), as in DySTreSS Table 12, with BERT for one epoch.
+r"""Sentence embeddings: unsupervised SimCSE (Gao et al. 2021), as in DySTreSS Table 12, with BERT for one epoch.
 
   python main.py --config=configs/sentences.py --config.data.path=wiki1m_for_simcse.txt --config.eval.sts=sts \
     --config.data.vocabulary=vocab.txt --config.init=bert.safetensors --workdir=runs/simcse
 
 `vocab.txt` and the weights are those of bert-base-uncased. Without them, BERT is trained from scratch with a vocabulary
-built from the sentences. Two views of a sentence differ only in dropout. Variants: DySTreSS (`dystress`) and its
+built from the sentences. Two views of a sentence differ only in dropout. Options: DySTreSS (`dystress`) and its
 shifted temperatures (`shifted_2`, `shifted_4`, `shifted_6`), MACL (`macl`), and a small BERT for a laptop (`small`).
 """
 

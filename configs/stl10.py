@@ -3,7 +3,7 @@
   python main.py --config=configs/stl10.py --workdir=runs/stl10
 
 Views of 64 pixels are cropped from images of 96 pixels. kNN and classifiers use the 5,000 labeled training images.
-Variants: one positive (`cacr_k1`), CMC with four (`cmc`), and other losses with one positive (`cl`, `au_cl`, `hn_cl`).
+Options: one positive (`cacr_k1`), CMC with four (`cmc`), and other losses with one positive (`cl`, `au_cl`, `hn_cl`).
 """
 
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ VARIANTS = {
     'augment': dict(name='cacr_stl10'),
     'loss': dict(name='cacr', t_pos=1.0, t_neg=2.0),
   },
-  # This variant and those below are changes to `cacr`.
+  # This option and those below are changes to `cacr`.
   'cacr_k1': {'views': 2, 'batch_size': 768, 'loss': dict(name='cacr', t_pos=1.0, t_neg=3.0)},
   'cmc': {'method': dict(name='cmc'), **CL},
   'cl': {**K1, **CL},
