@@ -170,7 +170,8 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
     points = {name: [c[key].value for key in both] for name, c in cells.items() if all(key in c for key in both)}
     if points:
       drawn = figures.uniformity_tolerance(points)
-      parts.append(Figure(f'uniformity_tolerance_{space}', 'Up and to the right is better.', drawn))
+      caption = 'Negative uniformity and same-label similarity: up and to the right is better.'
+      parts.append(Figure(f'uniformity_tolerance_{space}', caption, drawn))
     sections.append(Section(f'Measures of the {space} features', '', parts))
   return sections
 

@@ -235,7 +235,7 @@ def uniformity_tolerance(points: Mapping[str, Sequence[float]]) -> 'Figure':
   for i, (name, (uniformity, tolerance)) in enumerate(points.items()):
     mark = MARKS[(i + i // len(COLORS)) % len(MARKS)]
     axis.scatter(-uniformity, tolerance, s=60, color=COLORS[i % len(COLORS)], marker=mark, label=short(name, 36))
-  axis.set(xlabel='uniformity (−log E exp(−2‖x − y‖²))', ylabel='tolerance (same-label similarity)')
+  axis.set(xlabel='negative uniformity, −log E exp(−2‖x − y‖²)', ylabel='same-label similarity')
   axis.set(xlim=(0, 4.2), ylim=(min(0.0, *(t for _, t in points.values())) - 0.02, 1.02))
   axis.legend(loc='best', fontsize=8)
   return figure

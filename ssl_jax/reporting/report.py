@@ -26,7 +26,7 @@ MEASURES = {
   'modality_gap': ('modality gap', '‖E[x] − E[y]‖ of images x and texts y'),
   'uniformity': ('uniformity', 'log E exp(−2‖x − y‖²); lower is more uniform'),
   'train_uniformity': ('uniformity, training images', 'the same for images that the encoder has seen'),
-  'tolerance': ('tolerance', 'E[s · same label] over all pairs'),
+  'tolerance': ('tolerance', 'mean s over all pairs, counted as 0 if the labels differ'),
   'same_label_similarity': ('same-label similarity', 'mean s over pairs with the same label'),
   'train_same_label_similarity': ('same-label similarity, training', 'the same for images that the encoder has seen'),
   'inter_class_uniformity': ('inter-class uniformity', 'uniformity of class centroids; lower is further apart'),
@@ -307,7 +307,7 @@ def _representation(run: FinishedRun) -> list[Section]:
   points = {name: [found[key] for key in both] for name, found in spaces.items() if all(key in found for key in both)}
   parts: list[Part] = [Table(['', *spaces, 'meaning'], rows)]
   if points:
-    caption = 'Uniformity against similarity within classes; up and to the right is better.'
+    caption = 'Negative uniformity and same-label similarity: up and to the right is better.'
     parts.append(Figure('uniformity_tolerance', caption, figures.uniformity_tolerance(points)))
   if 'map' in run.arrays:
     names = run.evaluation['classes']['names']
@@ -332,7 +332,7 @@ def _neighbors(run: FinishedRun) -> list[Section]:
       why = 'not an image' if isinstance(error, UnidentifiedImageError) else reason(error)
       raise ValueError(f'{picture} cannot be read ({why}): remove it') from error
   elif os.path.lexists(text):
-    caption = 'Sentences or images, each with its nearest sentences and their cosines, at the end of training.'
+    caption = 'Sentences or images, with their nearest sentences and cosine similarities, at the end of training.'
     try:
       part = Listing(caption, read_bytes(text).decode())
     except (OSError, ValueError) as error:
@@ -387,7 +387,7 @@ def _confusions(run: FinishedRun, kind: str) -> list[Part]:
   present = np.flatnonzero(matrix.sum(axis=0) + matrix.sum(axis=1))
   if len(present) <= figures.MOST_CELLS:
     drawn = figures.confusion(matrix[np.ix_(present, present)], [names[c] for c in present])
-    caption = f'Of the test images of each class (row), the percentage that {kind} takes for each class (column).'
+    caption = f'Rows: true classes. Columns: classes that {kind} predicts. Cells: % of the test images of the row.'
     return [Figure('confusion', caption, drawn)]
   wrong = matrix * (1 - np.eye(len(matrix), dtype=matrix.dtype))
   largest = np.argsort(-wrong, axis=None, kind='stable')[:10]
@@ -397,7 +397,7 @@ def _confusions(run: FinishedRun, kind: str) -> list[Part]:
     for true, predicted in pairs
     if wrong[true, predicted]
   ]
-  head = ['most frequent confusions: class', f'taken by {kind} for', 'times', 'of test images']
+  head = ['most frequent confusions: true class', f'predicted by {kind}', 'test images', 'of the class']
   return [Table(head, rows)] if rows else []
 
 
