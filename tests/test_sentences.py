@@ -222,7 +222,7 @@ def test_the_nearest_sentences_are_written(trained):
 
 
 def test_views_of_sentences_are_not_drawn(trained, tmp_path):
-  with pytest.raises(ValueError, match=r"^data\.source = 'text' has no pictures"):
+  with pytest.raises(ValueError, match=r"^data\.source = 'text' has no images: give --mode=views a config of images$"):
     views.draw_views(trained[2], str(tmp_path))
 
 

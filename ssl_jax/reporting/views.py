@@ -24,7 +24,7 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
   The label is its position and class. Small crops are enlarged to the size of the others.
   """
   if modality_of(config).encoded != 'images':
-    raise ValueError(f'data.source = {config.data.source!r} has no pictures: --mode=views is for images')
+    raise ValueError(f'data.source = {config.data.source!r} has no images: give --mode=views a config of images')
   run = builder.build(config, trains=False)
   augments = image_views(config, on_device=True).training  # crops on the host follow the same distribution
   folder = files.writable(workdir)
