@@ -128,7 +128,7 @@ def locate(data: Mapping[str, Any]) -> Mapping[str, Any]:
     splits = {key: {'val': 'validation'}.get(section[key], section[key]) for key in ('train_split', 'test_split')}
     return {**section, **splits, 'source': 'tfds', 'name': 'imagenet2012'}
   if (root / section['train_split']).is_dir():
-    return {**section, 'source': 'folder'}
+    return {**section, 'source': 'folder', 'path': section['path'] or str(root)}
   raise ValueError(
     f'data.path = {data["path"]!r} has neither a prepared tfds imagenet2012 nor {section["train_split"]}/<wnid>/*.JPEG '
     f"(looked in {root}): set --config.data.path to ImageNet's folder, or put ILSVRC2012_img_train.tar and _val.tar "

@@ -679,6 +679,14 @@ def test_a_class_that_is_named_train_is_not_taken_for_the_training_set(tmp_path)
   assert folders(tmp_path / 'third') == {'train_split': 'train', 'test_split': 'train'}
 
 
+def test_class_folders_of_imagenet_are_found_without_a_path(tmp_path, monkeypatch):
+  pictures(tmp_path, 'train/n01', 'train/n02', 'val/n01', 'val/n02')
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  data = config('imagenet', '', name='imagenet', test_split='val')
+  assert len(sources.load(resolve.locate(data), 'train')) == 4
+  assert resolve.locate({**data, 'path': str(tmp_path)}) == {**data, 'source': 'folder', 'path': str(tmp_path)}
+
+
 def test_a_folder_that_cannot_be_read_is_named(tmp_path):
   with pytest.raises(
     ValueError, match=r'gone cannot be read \(No such file or directory\): make it readable, or remove'
