@@ -118,7 +118,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.eval.linear_during = False  # during training, also evaluate the classifier `eval.linear`
   config.eval.finetune = ''  # --mode=evaluate: fine-tune on all, 10%, 1% or 5-shot labels; linear [10%]: freeze encoder
   config.eval.finetune_learning_rate = 0.1  # for fine-tuning the whole encoder, at batch size 128
-  config.eval.class_weights = ()  # for fine-tuning, in the order of the classes; (): none
+  config.eval.class_weights = ()  # for fine-tuning, in the order of the classes; (): all are 1
   config.eval.seeds = (0,)  # for linear classifiers and fine-tuning; mean and standard deviation are reported
   config.eval.views = 4  # augmented views per test image, for alignment, LiDAR and others
   config.eval.view_images = 2000  # maximum number of test images for which views are made
