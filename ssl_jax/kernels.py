@@ -64,11 +64,6 @@ def _on_tile(function: Callable, axis: int) -> Callable:
   return on_tile
 
 
-def _counted(s: jax.Array, where: jax.Array) -> jax.Array:
-  """The similarities that count, and 0 elsewhere: a function may be infinite or have no derivative at s = 1."""
-  return jnp.where(where, s, 0)
-
-
 def tile_sums(
   function: Callable, s: jax.Array, where: jax.Array, operands: tuple[jax.Array, ...], least: jax.Array
 ) -> tuple[jax.Array, ...]:
@@ -76,8 +71,9 @@ def tile_sums(
 
   Shapes: [x, y], [x, y], each [x], [x] -> each [x].
   """
-  logits, *values = _on_tile(function, 0)(_counted(s, where), *operands)
-  logits = jnp.where(where, logits, LOW)
+  # The function may be infinite at s = 1, the query itself. Masking s instead of its results takes 1.5 times as long.
+  logits, *values = _on_tile(function, 0)(s, *operands)
+  logits, values = jnp.where(where, logits, LOW), [jnp.where(where, v, 0) for v in values]
   top = jnp.maximum(least, jnp.max(logits, axis=1))
   weights = jnp.exp(logits - top[:, None])
   return top, jnp.sum(weights, axis=1), *(jnp.sum(weights * v, axis=1) for v in values)
@@ -86,7 +82,8 @@ def tile_sums(
 def tile_gradient(function: Callable, s: jax.Array, where: jax.Array, stats: Stats, axis: int) -> tuple[jax.Array, ...]:
   """The gradients with respect to s [x, y] and to each operand; the queries lie along `axis` of the tile."""
   spread = lambda x: x[:, None] if axis == 0 else x[None]
-  (logits, *values), pull = jax.vjp(_on_tile(function, axis), _counted(s, where), *stats.operands)
+  s = jnp.where(where, s, 0)  # the function may have no derivative at s = 1, the query itself
+  (logits, *values), pull = jax.vjp(_on_tile(function, axis), s, *stats.operands)
   weights = jnp.where(where, jnp.exp(logits - spread(stats.logsumexp)), 0)
   d_logits, d_values = spread(stats.d_logsumexp), []
   for value, mean, d_mean in zip(values, stats.means, stats.d_means, strict=True):

@@ -65,6 +65,18 @@ class KernelTest(SmallTiles):
         with stream.form(form):
           assert_near(jax.jit(jax.value_and_grad(functools.partial(mean, block=5)))(z), expected)
 
+  def test_values_that_are_not_finite_at_the_query_itself(self):
+    (x,) = embeddings(1, 8)
+    x, ids = x / jnp.linalg.norm(x, axis=1, keepdims=True), jnp.arange(8)
+    function = lambda s: 1 / jnp.maximum(0.999 - s, 0)
+    keep = ~jnp.eye(8, dtype=bool)
+    expected = jax.value_and_grad(lambda x: jnp.sum(function(jnp.where(keep, x @ x.T, 0)), where=keep))(x)
+    assert not np.isfinite(function(1.0)) and np.isfinite(expected[0])
+    for form in ('plain', 'interpret'):
+      with stream.form(form):
+        sums = lambda x: stream.Stream(stream.Source(x, None, ids, ids, block=3), function).sum()
+        assert_near(jax.jit(jax.value_and_grad(lambda x, sums=sums: sums(x).sum()))(x), expected)
+
   def test_float32_embeddings_in_float64_mode(self):
     z = embeddings(2, 6)
     mean = lambda z, block: losses.nt_xent(*z, 0.2, block=block).mean()
