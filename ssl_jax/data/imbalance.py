@@ -71,6 +71,7 @@ def pareto(
   sizes sum to `total`. Sizes are assigned at random to classes that have enough images.
   """
   _check(total=total, n_max=n_max, n_min=n_min, alpha=alpha, seed=seed)
+  require('n_max', n_max, lambda x: x is not None, RANGES['n_max'][2])  # only `exponential_tail` takes None
   sizes = _sizes(labels)
   if len(sizes) < 2:
     raise ValueError("name = 'pareto' needs at least 2 classes: use 'uniform'")

@@ -139,6 +139,7 @@ def test_uniform_ignores_the_classes():
     (lambda: imbalance.exponential_tail(CIFAR10, 0.1, n_max=0, seed=0), '^n_max = 0 must be'),
     (lambda: imbalance.pareto(CIFAR10, n_min=-1, seed=0), '^n_min = -1 must be'),
     (lambda: imbalance.pareto(CIFAR10, alpha=0.0, seed=0), r'^alpha = 0\.0 must be'),
+    (lambda: imbalance.pareto(CIFAR10, n_max=None, seed=0), '^n_max = None must be the size'),
     (lambda: imbalance.uniform(CIFAR10, 0, seed=0), '^total = 0 must be'),
     (lambda: imbalance.linear_imbalance(np.full(5, -1), seed=0), '^labels must be whole numbers'),
     (lambda: imbalance.linear_imbalance(None, seed=0), '^labels must be whole numbers'),
@@ -166,6 +167,7 @@ def test_impossible_parameters_are_rejected_in_one_line(call, message):
     (dict(name='exponential_tail', ratio=0.0), r'imbalance.ratio = 0.0 must be .* \(0, 1\]'),
     (dict(name='exponential_tail', ratio='a tenth'), "imbalance.ratio = 'a tenth' must be"),
     (dict(name='pareto', n_max=8, n_min=9), 'imbalance.n_min = 9 must be at most n_max = 8'),
+    (dict(name='pareto', n_max=None), 'imbalance.n_max = None must be the size'),
     (dict(name='uniform', total=50_001), 'imbalance.total = 50001 must be from 1 to the 50000 images'),
   ],
 )
