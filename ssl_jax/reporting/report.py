@@ -72,7 +72,7 @@ class FinishedRun:
     config = load('config.json', dict.fromkeys(SECTIONS, dict) | {'seed': int}, (*SECTIONS, 'seed'))
     for section in SECTIONS if config else ():
       check_types(workdir / 'config.json', config[section], {'name': str}, ['name'])
-    other = flatten(config).get('eval.data.name', '')
+    other = _other_data(config)
     check_types(workdir / 'config.json', {'eval.data.name': other}, {'eval.data.name': str})
     file = f'{metric_log.evaluation_name(other)}.json'
     evaluation = load(file, EVALUATION)
@@ -142,6 +142,11 @@ class FinishedRun:
     return f'{self.config["method"]["name"]} on {self.config["data"]["name"]}'
 
 
+def _other_data(config: Mapping) -> str:
+  """The dataset of the evaluation, if it is not that of the training; otherwise ''."""
+  return flatten(config).get('eval.data.name', '')
+
+
 def _trained_on(workdir: pathlib.Path) -> dict:
   """Checksums of the training data in the newest checkpoint; empty if there is none, or if it cannot be read."""
   try:
@@ -164,7 +169,8 @@ def report(workdir: str | pathlib.Path) -> pathlib.Path:
   """Writes report.html, report.md and figures/ into the workdir. Returns the path of the page."""
   run = FinishedRun.read(workdir)
   if run.evaluation:
-    check_types(run.workdir / 'evaluation.json', run.evaluation, {}, ['features'])
+    file = run.workdir / f'{metric_log.evaluation_name(_other_data(run.config))}.json'
+    check_types(file, run.evaluation, {}, ['features', 'epoch'] if 'step' in run.evaluation else ['features'])
   sections = [*_headline(run), *_training(run), *_similarities(run), *_representation(run), *_neighbors(run)]
   sections += [*_classes(run), *_settings(run)]
   return page.write(writable(workdir), 'report', run.title, _lead(run), sections)
@@ -180,8 +186,8 @@ def _lead(run: FinishedRun) -> str:
   if run.fork:
     words.append(f'forked from {run.fork[0]} at step {run.fork[1]:,}')
   if 'step' in run.evaluation:
-    data = flatten(run.config).get('eval.data.name', '')  # another dataset than that of the training
-    on = f' on {data}' if data else ''
+    other = _other_data(run.config)
+    on = f' on {other}' if other else ''
     words.append(f'evaluated{on} at step {run.evaluation["step"]:,} (epoch {run.evaluation["epoch"]:.4g}){run.since}')
   if run.evaluation:
     init = run.config.get('init') if run.evaluation.get('step') == 0 else ''

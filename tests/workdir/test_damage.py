@@ -180,6 +180,7 @@ NAMED = {section: {'name': 'x'} for section in report.SECTIONS}
   [
     ('evaluation.json', {'step': {}, 'features': 'backbone'}, 'has a dict as step'),
     ('evaluation.json', {'knn5': 50.0}, 'has no features'),
+    ('evaluation.json', {'features': 'backbone', 'step': 3}, 'has no epoch'),
     ('evaluation.json', {'features': 'backbone', 'measures': {'backbone': 3}}, 'has a int as measures'),
     ('evaluation.json', {'features': 'backbone', 'measures': {'backbone': {'lidar': 'x'}}}, 'has a str as lidar'),
     ('summary.json', {'steps': None}, 'has a NoneType as steps'),
@@ -191,6 +192,14 @@ NAMED = {section: {'name': 'x'} for section in report.SECTIONS}
 def test_a_report_names_a_file_with_other_content(tmp_path, name, content, message):
   (tmp_path / name).write_text(json.dumps(content))
   with pytest.raises(ValueError, match=f'{name} {message}, so it is not what this program wrote: fix it, or remove it'):
+    report.report(tmp_path)
+
+
+def test_a_report_names_the_evaluation_of_another_set(tmp_path):
+  config = {'seed': 1, **NAMED, 'eval': {'data': {'name': 'svhn'}}}
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  (tmp_path / 'evaluation_svhn.json').write_text('{"knn5": 50.0}')
+  with pytest.raises(ValueError, match=r'evaluation_svhn\.json has no features'):
     report.report(tmp_path)
 
 
