@@ -108,5 +108,5 @@ def evaluate_features(path: str, workdir: str, choices: Mapping) -> dict:
   choices = {**choices, 'k': chosen_k(choices, labels.train, 'features')}
   numbers, arrays = from_features.evaluate_features(spaces, labels, choices)
   results = {'file': file.name, **numbers}
-  metric_log.write_evaluation(workdir, results, arrays, file.name)
+  metric_log.write_evaluation(workdir, results, arrays)
   return results

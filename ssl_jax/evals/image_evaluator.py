@@ -128,11 +128,10 @@ class ImageEvaluator:
     """Runs every evaluation enabled in the config. The state is on the host.
 
     Writes evaluation.json and evaluation.npz (figure data). For another dataset (`eval.data.name`), the file names
-    begin with evaluation_NAME.
+    begin with evaluation_NAME, so that the evaluation on the run's dataset is kept.
     """
     results, arrays = self.results(state, workdir)
-    other = self.run.config.eval.data.name  # a separate file: the evaluation on the run's dataset is kept
-    metric_log.write_evaluation(workdir, results, arrays, f'step {results["step"]}{other and f", {other}"}', name=other)
+    metric_log.write_evaluation(workdir, results, arrays, name=self.run.config.eval.data.name)
     return results
 
   def results(self, state: State, workdir: pathlib.Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

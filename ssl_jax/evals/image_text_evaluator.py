@@ -71,8 +71,7 @@ class ImageTextEvaluator:
       results['classes'] |= {key: x for key, x in detail['classes'].items() if key.startswith('zero_shot')}
       arrays |= confused
       results['prompts'] = list(self.templates)
-    name = choice.data.name
-    metric_log.write_evaluation(workdir, results, arrays, f'step {results["step"]}{name and f", {name}"}', name=name)
+    metric_log.write_evaluation(workdir, results, arrays, name=choice.data.name)
     return results
 
   def neighbors(self) -> list[tuple[str, list[tuple[float, str]]]]:

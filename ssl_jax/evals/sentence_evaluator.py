@@ -62,7 +62,7 @@ class SentenceEvaluator:
       'sentences': {'train': len(self.run.train), 'test': len(self._position)},
       'measures': {layer: self._measures(x) for layer, x in found.items()} if MEASURED in self.pairs else {},
     }
-    metric_log.write_evaluation(workdir, results, {}, f'step {results["step"]}')
+    metric_log.write_evaluation(workdir, results, {})
     return results
 
   def neighbors(self, rows: int = 10, per_row: int = 3) -> list[tuple[str, list[tuple[float, str]]]]:

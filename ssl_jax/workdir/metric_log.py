@@ -226,10 +226,11 @@ def evaluation_name(name: str = '') -> str:
   return 'evaluation_' + re.sub(r'[\W_]+', '_', name) if name else 'evaluation'
 
 
-def write_evaluation(
-  workdir: pathlib.Path, results: Mapping, arrays: Mapping[str, np.ndarray], when: str, name: str = ''
-) -> None:
-  """Writes evaluation.json, and evaluation.npz for the figures; for another dataset, `evaluation_NAME`."""
+def write_evaluation(workdir: pathlib.Path, results: Mapping, arrays: Mapping[str, np.ndarray], name: str = '') -> None:
+  """Writes evaluation.json, and evaluation.npz for the figures; for another dataset, `evaluation_NAME`.
+
+  Prints the accuracies. `results` has the `step` of the checkpoint, or the `file` of the features.
+  """
   if jax.process_index() > 0:
     return
   stem = evaluation_name(name)
@@ -237,4 +238,6 @@ def write_evaluation(
   np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
   files.write_bytes(workdir / f'{stem}.npz', stream.getvalue())
   write_text(workdir / f'{stem}.json', json.dumps(results, indent=2, allow_nan=False) + '\n')
+  of = results['file'] if 'file' in results else f'step {results["step"]}'
+  when = f'{of}, {name}' if name else of
   print(progress.sentence(when, {k: v for k, v in progress.accuracies(results).items() if isinstance(v, float)}))
