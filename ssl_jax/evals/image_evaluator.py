@@ -148,13 +148,7 @@ class ImageEvaluator:
     if choice.finetune:
       say(f'training on labels ({choice.finetune})')
       numbers |= finetune.evaluate(run, state)
-    results = {
-      'step': int(state.step),
-      'epoch': run.epoch(int(state.step)),
-      'data': {'name': run.eval_data['name'], **self.splits},
-      'settings': relevant(run.config.eval, 'eval.'),
-      **numbers,
-    }
+    results = {**outline(run, int(state.step)), **numbers}
     if run.config.data.broken == 'skip':
       results['broken_images_skipped'] = {split: len(source.skipped) for split, source in self.sources.items()}
     return results, arrays
@@ -279,6 +273,16 @@ class ImageEvaluator:
 
   def _accuracy(self, bank, bank_labels, queries, labels) -> dict[str, float]:
     return knn.accuracy(bank, bank_labels, queries, labels, topk=(1,), **self._votes) if self.k else {}
+
+
+def outline(run: Run, step: int) -> dict[str, Any]:
+  """The first entries of evaluation.json: the checkpoint, the data and the settings."""
+  return {
+    'step': step,
+    'epoch': run.epoch(step),
+    'data': {'name': run.eval_data['name'], **resolve.split_names(run.eval_data)},
+    'settings': relevant(run.config.eval, 'eval.'),
+  }
 
 
 def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[str, str], linked: bool) -> None:

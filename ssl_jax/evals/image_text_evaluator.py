@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import relevant
-from ssl_jax.data import resolve
 from ssl_jax.data.sentences import Sentences
 from ssl_jax.evals import features, from_features, metrics, prompts, retrieval, scoring
-from ssl_jax.evals.image_evaluator import ImageEvaluator, loss_settings
+from ssl_jax.evals.image_evaluator import ImageEvaluator, loss_settings, outline
 from ssl_jax.methods.image_text import ImageText
 from ssl_jax.models import bert
 from ssl_jax.run.builder import Run
@@ -58,7 +56,11 @@ class ImageTextEvaluator:
   def evaluate(self, state: State, workdir: pathlib.Path) -> dict:
     """Runs every evaluation enabled in the config and writes evaluation.json. The state is on the host."""
     run, choice = self.run, self.run.config.eval
-    numbers, arrays = self.images.results(state, workdir) if self.images else (self._outline(state), {})
+    if self.images:
+      numbers, arrays = self.images.results(state, workdir)
+    else:
+      numbers = {**outline(run, int(state.step)), 'features': choice.features, 'images': {'test': len(self.test)}}
+      arrays = {}
     found, details = self._scores(run.devices.replicate(state), measured=True)
     measures = {**details.pop('measures'), **numbers.pop('measures', {})}
     settings = {key: details[key] for key in ('measure_settings',) if key in details}
@@ -77,17 +79,6 @@ class ImageTextEvaluator:
   def neighbors(self) -> list[tuple[str, list[tuple[float, str]]]]:
     """Some test images, named by a caption, and their nearest captions: (name, [(cosine, caption), ...])."""
     return self._listed
-
-  def _outline(self, state: State) -> dict[str, Any]:
-    run, step = self.run, int(state.step)
-    return {
-      'step': step,
-      'epoch': run.epoch(step),
-      'data': {'name': run.eval_data['name'], **resolve.split_names(run.eval_data)},
-      'settings': relevant(run.config.eval, 'eval.'),
-      'features': run.config.eval.features,
-      'images': {'test': len(self.test)},
-    }
 
   def _scores(self, state: State, measured: bool = False) -> tuple[dict[str, float], dict[str, Any]]:
     """Returns the zero-shot accuracy and recalls; and the predictions, labels and measures for the report."""
