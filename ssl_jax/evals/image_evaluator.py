@@ -30,32 +30,7 @@ class ImageEvaluator:
 
   def __init__(self, run: Run):
     self.run, self.sources = run, {'train': run.eval_train, 'test': run.eval_test}
-    labels: dict[str, np.ndarray] = {}
-    self.splits = resolve.split_names(run.eval_data)
-    names = {split: f'data.{split}_split = {self.splits[f"{split}_split"]!r}' for split in self.sources}
-    for split, source in self.sources.items():
-      if source.labels is None:
-        raise ValueError(
-          f'{names[split]} of data.name = {run.eval_data["name"]!r} has no labels, and evaluations need them: give '
-          f'labeled images with --config.eval.data.name and .path, or .{split}_split, or train without evaluations '
-          "with '--config.eval.k=()'"
-        )
-      if len(set(source.labels.tolist())) == 1:
-        raise ValueError(
-          f'{names[split]} has only the class {source.class_name(int(source.labels[0]))!r}: add images of another, or '
-          "train without evaluations with '--config.eval.k=()'"
-        )
-      labels[split] = check.labels(names[split], source.labels, len(source))
-    missing, imbalance = np.setdiff1d(labels['test'], labels['train']), run.config.imbalance.name
-    if run.eval_train is run.train and len(missing) and imbalance != 'none':
-      raise ValueError(
-        f'imbalance.name = {imbalance!r} keeps no image of the classes {missing[:5].tolist()}: '
-        'evaluate with all training images with --config.eval.train_images=all'
-      )
-    check.seen(names['test'], labels['test'], 'the training images', labels['train'], run.eval_test.class_name)
-    one_folder = run.eval_data['source'] == 'folder' and len(set(self.splits.values())) == 1
-    linked = one_folder and run.eval_data['held_out'] > 0  # nothing else gives common images
-    _require_apart(run.eval_train, run.eval_test, names, linked)
+    self._labels = labels = _checked_labels(run)
     self.k = chosen_k(run.config.eval, labels['train'], 'images')
     if run.config.eval.finetune:  # fail now, not after hours of training
       try:
@@ -63,7 +38,6 @@ class ImageEvaluator:
       except ValueError as error:
         raise ValueError(f'eval.finetune: {error}') from None
       finetune.require_weights(run.config.eval.class_weights, int(labels['train'].max()) + 1)
-    self._labels = labels
     given = run.method.features, run.views.eval_view, run.devices
     around = features.around_image(run.config.eval, augment_settings(run.config)[0]['size'])
     self._apply = functools.cache(lambda layers: features.extractor(*given, layers, around=around))
@@ -283,6 +257,40 @@ def outline(run: Run, step: int) -> dict[str, Any]:
     'data': {'name': run.eval_data['name'], **resolve.split_names(run.eval_data)},
     'settings': relevant(run.config.eval, 'eval.'),
   }
+
+
+def _checked_labels(run: Run) -> dict[str, np.ndarray]:
+  """The labels of the training and the test images. Raises a ValueError if the images cannot be evaluated.
+
+  That is so if labels are missing, if the classes of the splits do not fit, or if the splits share images.
+  """
+  labels: dict[str, np.ndarray] = {}
+  splits = resolve.split_names(run.eval_data)
+  names = {split: f'data.{split}_split = {splits[f"{split}_split"]!r}' for split in ('train', 'test')}
+  for split, source in (('train', run.eval_train), ('test', run.eval_test)):
+    if source.labels is None:
+      raise ValueError(
+        f'{names[split]} of data.name = {run.eval_data["name"]!r} has no labels, and evaluations need them: give '
+        f'labeled images with --config.eval.data.name and .path, or .{split}_split, or train without evaluations '
+        "with '--config.eval.k=()'"
+      )
+    if len(set(source.labels.tolist())) == 1:
+      raise ValueError(
+        f'{names[split]} has only the class {source.class_name(int(source.labels[0]))!r}: add images of another, or '
+        "train without evaluations with '--config.eval.k=()'"
+      )
+    labels[split] = check.labels(names[split], source.labels, len(source))
+  missing, imbalance = np.setdiff1d(labels['test'], labels['train']), run.config.imbalance.name
+  if run.eval_train is run.train and len(missing) and imbalance != 'none':
+    raise ValueError(
+      f'imbalance.name = {imbalance!r} keeps no image of the classes {missing[:5].tolist()}: '
+      'evaluate with all training images with --config.eval.train_images=all'
+    )
+  check.seen(names['test'], labels['test'], 'the training images', labels['train'], run.eval_test.class_name)
+  one_folder = run.eval_data['source'] == 'folder' and len(set(splits.values())) == 1
+  linked = one_folder and run.eval_data['held_out'] > 0  # nothing else gives common images
+  _require_apart(run.eval_train, run.eval_test, names, linked)
+  return labels
 
 
 def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[str, str], linked: bool) -> None:
