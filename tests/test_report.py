@@ -361,12 +361,12 @@ def evaluated(**accuracies):
 
 def test_the_figure_of_a_comparison_shows_what_most_runs_have():
   runs = {'a': [evaluated(linear=1.0, knn5=2.0)], 'b': [evaluated(knn5=3.0)], 'c': [evaluated(knn5=4.0)]}
-  (section,) = compare._comparison(runs)
+  section = compare._accuracy(runs)
   assert section.parts[1].caption == 'knn5.'
 
 
 def test_a_comparison_averages_only_what_all_seeds_of_a_config_have():
-  (section,) = compare._comparison({'a': [evaluated(linear=1.0, knn5=2.0), evaluated(knn5=4.0)]})
+  section = compare._accuracy({'a': [evaluated(linear=1.0, knn5=2.0), evaluated(knn5=4.0)]})
   table = section.parts[0]
   row = dict(zip(table.head, table.rows[0], strict=True))
   assert row['linear, %'] == '–' and row['knn5, %'].value == 3
@@ -388,13 +388,13 @@ def test_a_run_that_is_evaluated_on_another_set(runs, tmp_path):
 def test_means_over_other_sets_are_left_out():
   runs = {'a': [evaluated(spearman_mean=60.0, spearman_sts12=50.0, spearman_stsb=70.0)]}
   runs['b'] = [evaluated(spearman_mean=69.0, spearman_stsb=69.0)]
-  (section,) = compare._comparison(runs)
+  section = compare._accuracy(runs)
   table = section.parts[0]
   assert [name for name in table.head if 'mean' in name] == []
   assert table.rows[0][2].best and not table.rows[1][2].best
   assert 'spearman_mean is left out, because the runs were evaluated on different sets.' in section.text
   runs['b'] = [evaluated(spearman_mean=69.5, spearman_sts12=70.0, spearman_stsb=69.0)]
-  (section,) = compare._comparison(runs)
+  section = compare._accuracy(runs)
   assert any('mean' in name for name in section.parts[0].head) and 'left out' not in section.text
 
 
@@ -409,10 +409,10 @@ def test_means_over_other_sets_are_left_out():
 )
 def test_results_of_other_protocols_are_not_comparable(key, setting):
   runs = {'a': [evaluated(knn5=1.0, **{key: 95.0})], 'b': [evaluated(knn5=2.0, **{key: 60.0})]}
-  section = compare._comparison(runs, [setting])[0]
+  section = compare._accuracy(runs, [setting])
   knn, other = (section.parts[0].rows[place][column] for place, column in ((1, 2), (0, 3)))
   assert knn.best and not other.best and f'is not comparable: {setting} differs.' in section.text
-  section = compare._comparison(runs)[0]
+  section = compare._accuracy(runs)
   assert section.parts[0].rows[0][3].best and 'not comparable' not in section.text
 
 

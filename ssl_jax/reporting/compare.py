@@ -48,8 +48,8 @@ def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> 
   lead += ' ± is one standard deviation over seeds.' if many else ''
   for run in (run for runs in groups.values() for run in runs if run.since):
     lead += f' {run.workdir} was evaluated at step {run.evaluation["step"]:,}{run.since}.'
-  accuracy, *rest = _comparison(groups, differing)
-  sections = [accuracy, *_paired(groups, differing), *rest, *_differences(differing, runs)]
+  sections = [_accuracy(groups, differing), *_paired(groups, differing), *_over_epochs(groups, differing)]
+  sections += [*_measures(groups), *_differences(differing, runs)]
   return page.write(writable(out), 'compare', 'Comparison of runs', lead, sections)
 
 
@@ -128,21 +128,10 @@ def _folders(workdirs: Sequence[pathlib.Path]) -> list[str]:
   return names
 
 
-def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str] = ()) -> list[Section]:
-  """Accuracies as a table and a figure, curves over the epochs, and a table of measures for each layer."""
-
-  def spread(pick: Callable[[FinishedRun], Mapping[str, float]], form: str, prefix: str):
-    """(the keys of any run, {group: {key: Number}} for the keys that all runs of the group have)"""
-    keys = list(dict.fromkeys(key for runs in groups.values() for run in runs for key in pick(run)))
-    cells: dict[str, dict[str, Number]] = {}
-    for name, runs in groups.items():
-      shared = [key for key in keys if all(key in pick(run) for run in runs)]
-      found = {key: mean_and_spread([pick(run)[key] for run in runs]) for key in shared}
-      cells[name] = {key: Number(prefix + key, mean, form, std) for key, (mean, std) in found.items()}
-    return keys, cells
-
+def _accuracy(groups: Mapping[str, Sequence[FinishedRun]], differing: Collection[str] = ()) -> Section:
+  """A table of the accuracies, and a figure of one of them."""
   other = _of_other_sets(groups)
-  keys, cells = spread(lambda run: {k: x for k, x in run.accuracies.items() if k not in other}, '.2f', '')
+  keys, cells = _spread(groups, lambda run: {k: x for k, x in run.accuracies.items() if k not in other}, '.2f')
   having = lambda key: sum(key in found for found in cells.values())
   keys.sort(key=having, reverse=True)  # keys that most groups have come first
   for key in keys:
@@ -158,15 +147,19 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
     most = max(keys, key=lambda key: (having(key), key == 'spearman_mean'))
     values = {name: (found[most].value, found[most].spread) for name, found in cells.items() if most in found}
     parts.append(Figure('accuracy', f'{most}.', figures.dots(values, with_unit(most))))
-  sections = [Section('Accuracy', _about_accuracies(groups, keys, having, differing), parts)]
-  sections += _over_epochs(groups, differing)
+  return Section('Accuracy', _about_accuracies(groups, keys, having, differing), parts)
+
+
+def _measures(groups: Mapping[str, Sequence[FinishedRun]]) -> list[Section]:
+  """A table of the measures of each layer, and a figure of two of them."""
+  sections = []
   measures = lambda run: run.evaluation.get('measures', {})
   both = ('uniformity', 'same_label_similarity')
   for space in sorted(set().union(*(measures(run) for runs in groups.values() for run in runs))):
     pick = lambda run, space=space: measures(run).get(space, {})
-    keys, cells = spread(pick, '.4f', f'measures.{space}.')
+    keys, cells = _spread(groups, pick, '.4f', f'measures.{space}.')
     rows = [[MEASURES[key][0], *(cells[name].get(key, '–') for name in groups)] for key in MEASURES if key in keys]
-    parts = [Table(['', *groups], rows)]
+    parts: list[Part] = [Table(['', *groups], rows)]
     points = {name: [c[key].value for key in both] for name, c in cells.items() if all(key in c for key in both)}
     if points:
       drawn = figures.uniformity_tolerance(points)
@@ -174,6 +167,22 @@ def _comparison(groups: Mapping[str, Sequence[FinishedRun]], differing: Collecti
       parts.append(Figure(f'uniformity_tolerance_{space}', caption, drawn))
     sections.append(Section(f'Measures of the {space} features', '', parts))
   return sections
+
+
+def _spread(
+  groups: Mapping[str, Sequence[FinishedRun]],
+  pick: Callable[[FinishedRun], Mapping[str, float]],
+  form: str,
+  prefix: str = '',
+) -> tuple[list[str], dict[str, dict[str, Number]]]:
+  """(the keys of any run, {group: {key: mean and spread}} for the keys that all runs of the group have)."""
+  keys = list(dict.fromkeys(key for runs in groups.values() for run in runs for key in pick(run)))
+  cells: dict[str, dict[str, Number]] = {}
+  for name, runs in groups.items():
+    shared = [key for key in keys if all(key in pick(run) for run in runs)]
+    found = {key: mean_and_spread([pick(run)[key] for run in runs]) for key in shared}
+    cells[name] = {key: Number(prefix + key, mean, form, std) for key, (mean, std) in found.items()}
+  return keys, cells
 
 
 def _comparable(key: str, differing: Collection[str]) -> bool:
