@@ -12,6 +12,7 @@ from experiments.behaviour import tsne
 from experiments.dystress import figures as dystress
 from experiments.dystress import sweep as dystress_sweep
 from ssl_jax import train
+from ssl_jax.reporting import figures
 from tests.helpers import tiny
 from tests.test_experiments import result
 
@@ -78,7 +79,7 @@ def test_the_histograms_come_from_two_workdirs(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   assert dystress.main(out=tmp_path) == []
   assert 'no evaluation.npz in runs/dystress/untrained_seed0, runs/dystress/cosine_seed0' in capsys.readouterr().out
-  arrays = {'similarities_edges': np.linspace(-1, 1, 11)} | {f'similarities_{k}': np.arange(10) for k in dystress.KINDS}
+  arrays = {'similarities_edges': np.linspace(-1, 1, 11)} | {f'similarities_{k}': np.arange(10) for k in figures.PAIRS}
   for name in ('before', 'after'):
     (tmp_path / name).mkdir()
     np.savez(tmp_path / name / 'evaluation.npz', **arrays)

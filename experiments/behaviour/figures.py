@@ -18,10 +18,9 @@ from matplotlib.figure import Figure
 
 from experiments import tables
 from experiments.behaviour.sweep import DATA, SWEEP, TAUS, Data
-from ssl_jax.reporting.figures import COLORS, INK, MARKS, style, write_svg
+from ssl_jax.reporting.figures import COLORS, INK, MARKS, draw_similarities, style, write_svg
 
 FOLDER = pathlib.Path(__file__).parent
-KINDS = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
 
 
 @style()
@@ -93,10 +92,7 @@ def similarities(results: Sequence[tables.Results]) -> Figure:
   """Densities of the similarities of true positives, false negatives and true negatives."""
   figure, panels = _panels(results)
   for axis, curves in panels:
-    edges = np.array(curves['similarities_edges'])
-    for color, (kind, label) in zip((COLORS[2], COLORS[1], COLORS[0]), KINDS.items(), strict=True):
-      counts = np.array(curves[f'similarities_{kind}'])
-      axis.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, color=color, label=label)
+    draw_similarities(axis, curves)
     axis.set(xlim=(-1, 1), yscale='log', ylim=(1e-3, 1e2))
     axis.set_yticks([0.01, 1, 100], ['0.01', '1', '100'])  # the style turns off the math of matplotlib's own labels
   panels[0][0].legend(fontsize=6, loc='upper left')

@@ -14,19 +14,17 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import tables
 from experiments.dystress import sweep
 from experiments.dystress_imagenet import sweep as imagenet
 from experiments.tables import Row
-from ssl_jax.reporting.figures import COLORS, MARKS, style, write_svg
+from ssl_jax.reporting.figures import COLORS, MARKS, draw_similarities, style, write_svg
 from ssl_jax.workdir import metric_log
 
 EXPERIMENTS = pathlib.Path(__file__).parent.parent
 RUNS = pathlib.Path('runs/dystress')
-KINDS = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
 TOLERANCE = 'backbone/same_label_similarity'
 # Figures 6 to 8: {row: its label on the horizontal axis}, in order.
 AXES = {
@@ -49,11 +47,7 @@ def histograms(workdirs: Mapping[str, pathlib.Path]) -> Figure:
   figure = Figure(figsize=(3.4 * len(workdirs), 3.0), layout='constrained')
   axes = figure.subplots(1, len(workdirs), squeeze=False)[0]
   for axis, (title, workdir) in zip(axes, workdirs.items(), strict=True):
-    arrays = metric_log.read_arrays(workdir)
-    edges = arrays['similarities_edges']
-    for color, (kind, label) in zip((COLORS[2], COLORS[1], COLORS[0]), KINDS.items(), strict=True):
-      counts = arrays[f'similarities_{kind}']
-      axis.stairs(counts / max(counts.sum(), 1) / np.diff(edges), edges, color=color, label=label)
+    draw_similarities(axis, metric_log.read_arrays(workdir))
     axis.set(title=title, xlim=(-1, 1), xlabel='cosine similarity')
   axes[0].set_ylabel('density')
   axes[0].legend(fontsize=7, loc='upper left')

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from PIL import Image
 
 from ssl_jax.evals.features import LAYERS
@@ -27,6 +28,11 @@ MARKS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 DASHES = ('-', '--', ':', '-.')
 DENSE = 30  # curves with at least this many points have fewer markers
 LARGEST = 96  # pixels per side of the images in a figure
+PAIRS = {  # {kind of pair: its name, its color}
+  'TP': ('true positives', COLORS[2]),
+  'FN': ('false negatives', COLORS[1]),
+  'TN': ('true negatives', COLORS[0]),
+}
 MOST_CELLS = 20  # largest number of classes for which a confusion matrix is drawn
 STYLE: dict[Any, Any] = {
   'axes.axisbelow': True,
@@ -179,13 +185,7 @@ def chart(drawn: Chart) -> 'Figure':
 def similarities(arrays: Mapping[str, np.ndarray]) -> 'Figure':
   """τ(s) with the distributions of true positives, false negatives and true negatives (DySTreSS Fig. 1 and 3)."""
   figure, axis = _figure()
-  edges = arrays['similarities_edges']
-  kinds = {'TP': 'true positives', 'FN': 'false negatives', 'TN': 'true negatives'}
-  for color, (kind, label) in zip((COLORS[2], COLORS[1], COLORS[0]), kinds.items(), strict=True):
-    counts = arrays[f'similarities_{kind}']
-    density = counts / max(counts.sum(), 1) / np.diff(edges)
-    axis.stairs(density, edges, fill=True, color=color, alpha=0.35)
-    axis.stairs(density, edges, color=color, label=label)
+  draw_similarities(axis, arrays, fill=True)
   axis.set(xlabel='cosine similarity s', ylabel='density', xlim=(-1, 1))
   if 'temperature_tau' in arrays:
     other = axis.twinx()
@@ -196,6 +196,17 @@ def similarities(arrays: Mapping[str, np.ndarray]) -> 'Figure':
     axis.plot([], [], color=INK, linestyle='--', label='τ(s)')
   axis.legend(loc='upper center', bbox_to_anchor=(0.5, 1.16), ncols=4, columnspacing=0.9, handlelength=1.1, fontsize=8)
   return figure
+
+
+def draw_similarities(axis: Any, arrays: Mapping[str, ArrayLike], *, fill: bool = False) -> None:
+  """Draws the densities of the similarities of each kind of pair (`PAIRS`), from their histograms."""
+  edges = np.asarray(arrays['similarities_edges'])
+  for kind, (label, color) in PAIRS.items():
+    counts = np.asarray(arrays[f'similarities_{kind}'])
+    density = counts / max(counts.sum(), 1) / np.diff(edges)
+    if fill:
+      axis.stairs(density, edges, fill=True, color=color, alpha=0.35)
+    axis.stairs(density, edges, color=color, label=label)
 
 
 @style()
