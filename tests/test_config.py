@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from configs import base, cifar10
-from ssl_jax import config, methods, models, temperature
+from ssl_jax import config, methods, temperature
 from ssl_jax.data import imbalance, views
 from ssl_jax.run import optimizers
 
@@ -37,7 +37,7 @@ def test_every_recipe_of_large_images_makes_a_network(path):
     if variant != 'dystress' and chosen.model.name == 'resnet50':
       config.override(chosen, 'model.name', 'resnet18')  # traced in a third of the time
     method = methods.create(chosen, steps_per_epoch=1, total_steps=1)
-    images = models.example(method.network.encoder, chosen.data.image_size)
+    images = method.network.encoder.example(chosen.data.image_size)
     jax.eval_shape(method.init, jax.random.key(0), images)
     views.image_views(chosen, on_device=True)
     imbalance.create(chosen.imbalance)

@@ -119,7 +119,7 @@ def test_a_vit_gives_the_same_features_in_torch():
   """With the exported positions, added to token and patches as in timm; the layers of torch have other names."""
   module = ViT(**VIT)
   variables = random_variables(module, 12)
-  tensors = torch_weights.to_torch(variables) | torch_weights.constants(module, 12)
+  tensors = torch_weights.to_torch(variables) | module.torch_constants(12)
   positions = torch.tensor(tensors.pop('pos_embed'))
   others = {
     'patch_embed.proj.': 'patch_embed.',
@@ -146,7 +146,7 @@ def test_a_vit_gives_the_same_features_in_torch():
 @pytest.mark.parametrize('module', [models.create('resnet_tiny', width=4), ViT(**VIT)], ids=['resnet', 'vit'])
 def test_a_round_trip_is_bit_identical(module, tmp_path):
   variables = random_variables(module, 12)
-  path = written(tmp_path, torch_weights.to_torch(variables) | torch_weights.constants(module, 12))
+  path = written(tmp_path, torch_weights.to_torch(variables) | module.torch_constants(12))
   chex.assert_trees_all_equal(torch_weights.load(path, module, 12), variables, strict=True)
 
 
@@ -332,7 +332,7 @@ def test_the_torch_code_of_every_encoder_gives_the_same_features(model):
   variables = random_variables(module, size)
   names = {}
   exec(torch_code.source(module, size), names)
-  tensors = torch_weights.to_torch(variables) | torch_weights.constants(module, size)
+  tensors = torch_weights.to_torch(variables) | module.torch_constants(size)
   names['encoder'].load_state_dict({name: torch.tensor(tensor) for name, tensor in tensors.items()}, strict=True)
   x_torch, x = torch_models.images((2, size, size, 3))
   found = names['encoder'].eval()(x_torch.float()).detach().numpy()
@@ -506,7 +506,7 @@ def refused(tmp_path, path, message):
 
 def test_learned_positions_are_refused(tmp_path):
   module = ViT(**VIT)
-  tensors = torch_weights.to_torch(random_variables(module, 12)) | torch_weights.constants(module, 12)
+  tensors = torch_weights.to_torch(random_variables(module, 12)) | module.torch_constants(12)
   path = written(tmp_path, tensors | {'pos_embed': tensors['pos_embed'] + np.float32(0.1)})
   with pytest.raises(ValueError, match="has 'pos_embed' that differs from the fixed one of this encoder: give another"):
     torch_weights.load(path, module, 12)

@@ -51,7 +51,7 @@ def test_no_method_scatters_in_sequence(variant):
 @pytest.mark.parametrize('name', ['bert_tiny', 'clip_text_tiny', 'vit_tiny32'])
 def test_no_transformer_scatters_in_sequence(name):
   encoder = models.create(name)
-  inputs = models.example(encoder, 32)
+  inputs = encoder.example(32)
   variables = jax.eval_shape(lambda: encoder.init(jax.random.key(0), inputs, train=False))
   assert not sequential(jax.grad(lambda v: encoder.apply(v, inputs, train=True).sum()), variables)
 

@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -21,7 +20,7 @@ from ssl_jax.models.encoder import Encoder
 from ssl_jax.models.resnet import BasicBlock, Bottleneck, ResNet
 from ssl_jax.models.vit import ViT
 
-__all__ = ['BERT', 'ENCODERS', 'CLIPText', 'Encoder', 'create', 'example', 'heads', 'norm']
+__all__ = ['BERT', 'ENCODERS', 'CLIPText', 'Encoder', 'create', 'heads', 'norm']
 
 _RESNETS = {
   'resnet18': functools.partial(ResNet, stage_sizes=(2, 2, 2, 2), block=BasicBlock),
@@ -48,8 +47,3 @@ ENCODERS: dict[str, Callable[..., Encoder]] = {
 def create(name: str, *, dtype: DTypeLike = jnp.float32, axis_name: str | None = None, **fields: Any) -> Encoder:
   """The encoder `name` of ENCODERS; `fields` override its fields, such as `zero_init_residual`."""
   return registry.build('model', {'name': name, **fields}, ENCODERS, dtype=dtype, axis_name=axis_name)
-
-
-def example(encoder: Encoder, size: int) -> jax.Array:
-  """Two all-zero inputs of an encoder: images of `size` pixels per side, or sentences of `size` tokens."""
-  return encoder.example(size)

@@ -79,11 +79,6 @@ def to_detectron2(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return renamed
 
 
-def constants(encoder: Encoder, size: int) -> dict[str, np.ndarray]:
-  """Constant tensors that a torch file stores, but that the encoder computes, such as a ViT's position embedding."""
-  return encoder.torch_constants(size)
-
-
 def load(path: str | os.PathLike[str], encoder: Encoder, size: int) -> dict[str, Any]:
   """Loads {'params': ..., 'batch_stats': ...} of the encoder from a safetensors file with torch's names.
 
@@ -95,7 +90,7 @@ def load(path: str | os.PathLike[str], encoder: Encoder, size: int) -> dict[str,
   variables = jax.eval_shape(lambda: encoder.init(jax.random.key(0), inputs, train=False))
   expected = traverse_util.flatten_dict(variables)
   paths = {_name(place): place for place in expected}
-  fixed = constants(encoder, size)
+  fixed = encoder.torch_constants(size)
   key = f'init = {str(path)!r}'
   fix = 'give a file of this encoder, or set model to the encoder of the file'
   if spare := [name for name in tensors if name not in paths and name not in fixed and not _IGNORED.fullmatch(name)]:

@@ -162,7 +162,7 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
     'ssl_jax': ssl_jax.__version__,
     **notes.about,
   }
-  tensors = torch_weights.to_torch(parts['encoder']) | torch_weights.constants(encoder, size)
+  tensors = torch_weights.to_torch(parts['encoder']) | encoder.torch_constants(size)
   head = {f'projector.{name}': tensor for name, tensor in torch_weights.to_torch(parts['projector']).items()}
   head_about = about | {'projector': json.dumps(config.projector.to_dict())}
   recorded = restore(saved, config)  # the results are those of the run, whatever flags this command has

@@ -12,7 +12,7 @@ import optax
 from flax.errors import FlaxError
 from ml_collections import ConfigDict
 
-from ssl_jax import methods, models
+from ssl_jax import methods
 from ssl_jax.config import require_memory
 from ssl_jax.data import resolve, sources
 from ssl_jax.data.modality import Modality, modality_of
@@ -79,7 +79,7 @@ class Run:
 
   def initial_state(self) -> State:
     """The state before the first step, on the host."""
-    inputs = models.example(self.method.network.encoder, self.modality.input_size(self.config))
+    inputs = self.method.network.encoder.example(self.modality.input_size(self.config))
     params, batch_stats, extra = jit_once(self.method.init)(jax.random.key(self.config.seed), inputs)
     if self.initial_weights:
       params, batch_stats, extra = self.method.start_from(self.initial_weights, params, batch_stats, extra)
@@ -249,7 +249,7 @@ def _check_microbatches(number: int, batch_size: int, devices: int) -> None:
 def _check_network(run: Run) -> None:
   """Traces the network without compiling it, to report incompatible sizes and types in one line."""
   config, method = run.config, run.method
-  inputs = models.example(method.network.encoder, run.modality.input_size(config))
+  inputs = method.network.encoder.example(run.modality.input_size(config))
   try:
     shapes = jax.eval_shape(method.init, jax.random.key(0), inputs)
     params, stats, _ = shapes
@@ -293,7 +293,7 @@ def _check_smaller_views(run: Run, params: Any, stats: Any) -> None:
   smaller += [('small_crops.size', small.size, 'set small_crops.number=0')] if small.number else []
   for key, value, fix in smaller:
     try:
-      jax.eval_shape(run.method.features, params, stats, models.example(encoder, value))
+      jax.eval_shape(run.method.features, params, stats, encoder.example(value))
     except FlaxError as error:
       raise ValueError(
         f'{key} = {value} does not fit model.name = {config.model.name!r}, whose weights are for images of '

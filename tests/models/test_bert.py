@@ -85,7 +85,7 @@ class Torch(torch.nn.Module):
 @pytest.mark.parametrize(('name', 'count', 'width'), [('bert_base', 108_891_648, 768), ('bert_tiny', 4_369_408, 128)])
 def test_parameters_match_the_paper_without_the_pooler(name, count, width):
   module = models.create(name, axis_name='batch')
-  features, variables = jax.eval_shape(lambda: module.init_with_output(KEY, models.example(module, 32), train=True))
+  features, variables = jax.eval_shape(lambda: module.init_with_output(KEY, module.example(32), train=True))
   assert features.shape == (2, width) and features.dtype == jnp.float32
   assert set(variables) == {'params'}
   assert sum(p.size for p in jax.tree.leaves(variables['params'])) == count

@@ -100,7 +100,7 @@ def test_the_torch_code_of_an_export_gives_the_same_features():
 def test_the_size_is_that_of_clip():
   """The text tower of OpenAI's ResNet-50 and ViT-B models has 63,165,952 parameters before its projection."""
   module = models.create('clip_text')
-  variables = jax.eval_shape(lambda: module.init(KEY, models.example(module, 77), train=False))
+  variables = jax.eval_shape(lambda: module.init(KEY, module.example(77), train=False))
   assert sum(p.size for p in jax.tree.leaves(variables)) == 49408 * 512 + 77 * 512 + 12 * 3_152_384 + 2 * 512
 
 

@@ -16,7 +16,7 @@ from ssl_jax import models
 )
 def test_an_encoder_accepts_its_example(name, modality):
   encoder = models.create(name)
-  inputs = models.example(encoder, 32)
+  inputs = encoder.example(32)
   features, _ = jax.eval_shape(lambda: encoder.init_with_output(jax.random.key(0), inputs, train=False))
   assert encoder.modality == modality
   assert features.shape[0] == 2 and features.dtype == jnp.float32
