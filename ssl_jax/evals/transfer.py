@@ -242,7 +242,8 @@ def transfer(
     others = ', '.join(name for name in ELEVATER if name not in arguments)
     print(f'transfer: to {len(arguments)} sets of ELEVATER; these need folders: {others}', flush=True)
   targets = [parse(text, config) for text in arguments]
-  if twice := [t.name for k, t in enumerate(targets) if t.name in {other.name for other in targets[:k]}]:
+  names = [target.name for target in targets]
+  if twice := [name for name in names if names.count(name) > 1]:
     raise ValueError(f'{twice[0]!r} is given twice: name another set, or call it NAME=FOLDER')
   if not config.init:
     files.read_config(workdir)
@@ -250,13 +251,7 @@ def transfer(
   encoder, opened = encoder_of(config, path), {target.name: open_set(target) for target in targets}
   seeds = tuple(int(seed) for seed in config.eval.seeds) if len(config.eval.seeds) > 1 else SEEDS
   file, stage = path / 'transfer.json', progress.stages('transfer')
-  results: dict[str, Any] = {'weights': _weights(encoder), 'sets': {}}
-  if file.exists():
-    stored = files.read_json(file)
-    files.check_types(file, stored, {'sets': dict}, ['sets'])
-    files.check_types(file, stored['sets'], dict.fromkeys(stored['sets'], dict))
-    if stored.get('weights') == results['weights']:  # results of other weights are replaced
-      results = stored
+  results = _stored(file, _weights(encoder))
   for place, target in enumerate(targets, start=1):
     settings = _settings(encoder, target, opened[target.name], protocol, seeds)
     entry: dict[str, Any] = results['sets'].get(target.name, {})
@@ -275,6 +270,17 @@ def transfer(
       files.write_text(path / 'transfer.md', markdown(results))
   print(f'{path / "transfer.md"} has the table of {len(results["sets"])} sets', flush=True)
   return results
+
+
+def _stored(file: pathlib.Path, weights: str) -> dict[str, Any]:
+  """The content of transfer.json, without datasets if it does not exist or is of other weights."""
+  if file.exists():
+    stored = files.read_json(file)
+    files.check_types(file, stored, {'sets': dict}, ['sets'])
+    files.check_types(file, stored['sets'], dict.fromkeys(stored['sets'], dict))
+    if stored.get('weights') == weights:
+      return stored
+  return {'weights': weights, 'sets': {}}
 
 
 def _weights(encoder: Encoder) -> str:
