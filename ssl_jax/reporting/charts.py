@@ -44,7 +44,8 @@ def embed(charts: Mapping[str, Chart]) -> str:
     if len(renderers) > 1:
       for one, other in zip(renderers, [*renderers[1:], renderers[0]], strict=True):
         one.js_link('visible', other, 'visible')
-  content, ids = _numbered(document.to_json(deferred=False), {})
+  ids: dict[str, str] = {}
+  content = _numbered(document.to_json(deferred=False), ids)
   items = [{'docid': 'charts', 'roots': {ids[root]: element for root, element in roots.items()}}]
   items[0]['root_ids'] = list(items[0]['roots'])
   text = json.dumps({'documents': {'charts': content}, 'items': items}, separators=(',', ':'), ensure_ascii=False)
@@ -106,34 +107,39 @@ def _plot(chart: Chart, epochs: Any) -> tuple[Any, dict[tuple, Any]]:
   mode: Any = 'vline' if len(lines) <= MOST_TOOLTIPS else 'mouse'
   tips = [('', '$name'), ('epoch', '@x{0.[00]}'), (chart.ylabel, '@y{%.4g}')]
   plot.add_tools(HoverTool(renderers=lines, mode=mode, tooltips=tips, formatters={'@y': 'printf'}))
+  _style(plot)
+  return plot, drawn
+
+
+def _style(plot: Any) -> None:
+  """Sets the colors and sizes of the axes, and moves the legend, if any, below the plot."""
   for axis in plot.axis:
     axis.update(axis_label_text_font_size='13px', major_label_text_font_size='12px', minor_tick_line_color=None)
     axis.update(axis_label_text_color=INK, major_label_text_color=INK, axis_line_color=INK, major_tick_line_color=INK)
     axis.axis_label_text_font_style = 'normal'
   for grid in plot.grid:
     grid.update(grid_line_color=INK, grid_line_alpha=0.15)
-  if labels:
+  if plot.legend:
     box = plot.legend[0]
     box.update(click_policy='hide', label_text_color=INK, label_text_font_size='12px', inactive_fill_color=INK)
     box.update(background_fill_color=None, border_line_color=None, inactive_fill_alpha=0.15, padding=0, spacing=0)
     box.update(margin=0, location='left')
     plot.add_layout(box, 'below')
-  return plot, drawn
 
 
-def _numbered(content: Any, ids: dict[str, str]) -> tuple[Any, dict[str, str]]:
-  """Replaces Bokeh's ids, which differ from call to call, with numbers in order of appearance."""
+def _numbered(content: Any, ids: dict[str, str]) -> Any:
+  """Replaces Bokeh's ids, which differ from call to call, with numbers in order of appearance, added to `ids`."""
   if isinstance(content, Mapping):
     renamed = {}
     for key, value in content.items():
       if key == 'id' and isinstance(value, str):
         renamed[key] = ids.setdefault(value, f'c{len(ids) + 1}')
       else:
-        renamed[key] = _numbered(value, ids)[0]
-    return renamed, ids
+        renamed[key] = _numbered(value, ids)
+    return renamed
   if isinstance(content, list | tuple):
-    return [_numbered(value, ids)[0] for value in content], ids
-  return content, ids
+    return [_numbered(value, ids) for value in content]
+  return content
 
 
 # A canvas does not inherit the colors of the page, so the script fills in the text color when it draws.
