@@ -141,10 +141,10 @@ def evaluate(jaxpr: Any, constants: Sequence[jax.Array], *arguments: jax.Array) 
   return [read(x) for x in jaxpr.outvars]
 
 
-def fit(queries: jax.Array, keys: jax.Array) -> bool:
+def fits(queries: jax.Array, keys: jax.Array) -> bool:
   """Whether the kernels support these arrays and the GPU of this process.
 
-  >>> fit(jnp.ones((2, 3)), jnp.ones((2, 3)))
+  >>> fits(jnp.ones((2, 3)), jnp.ones((2, 3)))
   False
   """
   if jax.default_backend() != 'gpu' or queries.shape[1] > WIDEST or not queries.dtype == keys.dtype == jnp.float32:

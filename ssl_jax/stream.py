@@ -245,7 +245,7 @@ def _choose(plan, kernel, plain, queries, own, given, keys, instances):
   arrays = (queries, own, given, keys, instances)
   if plan.form in ('kernel', 'interpret'):
     return kernel(*arrays)
-  if plan.form == 'plain' or not kernels.fit(queries, queries if keys is None else keys):
+  if plan.form == 'plain' or not kernels.fits(queries, queries if keys is None else keys):
     return plain(*arrays)
   return jax.lax.platform_dependent(*arrays, cuda=kernel, default=plain)
 
