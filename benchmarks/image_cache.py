@@ -42,7 +42,7 @@ class Generated(sources.Source):
   def __init__(self, number: int, size: int):
     super().__init__(np.arange(number), (np.arange(number) % 100).astype(np.int32))
     self.bytes = np.random.default_rng(0).integers(0, 256, 4 * 3 * size**2, np.uint8)
-    self.label = 'generated'
+    self.cache_name = 'generated'
 
   def fingerprint(self) -> str:
     return f'generated {len(self)}'
@@ -68,7 +68,7 @@ def jpegs(folder: pathlib.Path, number: int) -> sources.Source:
   for k, path in enumerate(paths):
     path.write_bytes(encoded[k % len(encoded)])
   found = folder_source.Folder(np.array([str(path) for path in paths], object), root=folder)
-  found.label = f'jpegs{number}'
+  found.cache_name = f'jpegs{number}'
   return found
 
 

@@ -37,7 +37,7 @@ def load(source: sources.Source, image_size: int, folder: str) -> sources.Arrays
   """
   if not (fingerprint := source.fingerprint()):
     return source.in_memory(image_size)
-  file = _writable(folder) / f'{source.label}_{image_size}px.npy'
+  file = _writable(folder) / f'{source.cache_name}_{image_size}px.npy'
   with _locked(file) as alone:
     cache = _Cache(file, source, image_size, fingerprint)
     cache.complete(alone)

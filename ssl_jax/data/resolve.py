@@ -49,7 +49,7 @@ def open_split(config: ConfigDict, split: str, data: Mapping[str, Any] | None = 
       raise
     raise ValueError(f'eval.data: {error}') from error
   rule = imbalance.create(config.imbalance) if data is None else None
-  source.label = _label(located, split, config.imbalance.to_dict() if rule else None)
+  source.cache_name = _cache_name(located, split, config.imbalance.to_dict() if rule else None)
   if rule is None:
     return source
   if source.labels is None:
@@ -60,7 +60,7 @@ def open_split(config: ConfigDict, split: str, data: Mapping[str, Any] | None = 
   return source.subset(rule(source.labels))
 
 
-def _label(data: Mapping[str, Any], split: str, rule: Mapping[str, Any] | None) -> str:
+def _cache_name(data: Mapping[str, Any], split: str, rule: Mapping[str, Any] | None) -> str:
   """A file name for the images of a split. It depends on which images are selected, but not on their content."""
   path = str(pathlib.Path(data['path']).expanduser().absolute()) if data['path'] else ''
   chosen = [data.get(key) for key in ('source', 'name', f'{split}_split', 'classes', 'held_out')]

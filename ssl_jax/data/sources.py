@@ -54,7 +54,7 @@ class Source:
     self.original_contents = ''  # for arrays of another size: the `contents` before they were resized
     self.paired = False  # whether an example is an image with text; if so, an image without readable text is broken
     self.window = 0  # images that are shuffled together, for sources that are faster to read block by block (0: all)
-    self.label = ''  # identifies the dataset, the split and the selected images, as part of a file name
+    self.cache_name = ''  # identifies the dataset, the split and the selected images, as part of a file name
     self.vocabulary: Any = None  # for the captions, if `paired`
     self.tokens: Any = None  # the tokenized captions, if `paired` and in memory
 

@@ -114,7 +114,7 @@ def test_of_a_tfds_set(tmp_path):
 
 def test_of_tar_shards_with_captions(tmp_path):
   source = sources.load(test_tar.pairs(tmp_path), 'train')
-  source.paired, source.label = True, 'pairs'
+  source.paired, source.cache_name = True, 'pairs'
   expected = source.in_memory(SIZE)
   for _ in range(2):  # made, then mapped
     found = cache.load(source, SIZE, str(tmp_path / 'cache'))
