@@ -51,10 +51,13 @@ def extractor(
   def apply(params, stats, examples, positions):
     del positions  # only augmentation uses them
     inputs = jax.vmap(shown)(examples)
-    several = around(inputs) if around else []
-    found = features(params, stats, jnp.concatenate(several) if around else inputs)
-    mean = lambda x: jnp.mean(normalize(x).reshape(len(several), -1, x.shape[1]), axis=0)
-    return {layer: mean(found[layer]) if around else found[layer] for layer in layers}
+    if around is None:
+      found = features(params, stats, inputs)
+      return {layer: found[layer] for layer in layers}
+    variants = around(inputs)
+    found = features(params, stats, jnp.concatenate(variants))
+    mean = lambda x: jnp.mean(normalize(x).reshape(len(variants), -1, x.shape[1]), axis=0)
+    return {layer: mean(found[layer]) for layer in layers}
 
   return devices.map(apply, replicated=2, sharded=2, out='sharded')
 
