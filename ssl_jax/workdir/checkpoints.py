@@ -41,8 +41,9 @@ class Checkpoints:
       keep_every: if positive, the first checkpoint at or after each multiple of this step is also kept.
       step: the step of the checkpoint to read, instead of the newest.
     """
-    self.workdir, self.identity, self.read_only, self.saving, self.fixed = workdir, identity, keep is None, -1, step
-    self.bytes = 0  # size of the state that is being saved
+    self.workdir, self.identity, self.fixed = workdir, identity, step
+    self.read_only = keep is None
+    self.saving, self.bytes = -1, 0  # step and size of the state that is being saved
     self.intact = _intact(workdir, set_aside=not self.read_only) if step is None else _undamaged(workdir, step)
     if keep is None:
       options = ocp.CheckpointManagerOptions(read_only=True)
