@@ -55,8 +55,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
   parent = fork.parent_of(config, workdir)
   _require_outside(config, workdir)
   run = builder.build(config, resumed=files.saved(workdir) or parent is not None)
-  labels = None if run.train.labels is None else zlib.crc32(run.train.labels.tobytes())
-  require_same({'the number of training examples': len(run.train), 'the checksum of the labels': labels})
+  _require_same_examples(run)
   during = run.modality.evaluates(config)
   evaluator = evaluator_of(run) if during or config.eval.at_end else None
   state = run.initial_state()
@@ -70,18 +69,16 @@ def train(config: ConfigDict, workdir: str) -> dict:
     identity = run.identity  # reads the names of images
     workdir = files.check(workdir, identity, trains=True)
     files.claim(workdir, config.to_dict())
-    keep = config.checkpoint
-    checkpoints = Checkpoints(workdir, identity, keep.keep, keep_every=keep.keep_every)
+    checkpoints = Checkpoints(workdir, identity, config.checkpoint.keep, keep_every=config.checkpoint.keep_every)
     stack.callback(checkpoints.close)
     if parent:
       parent.hand_over(checkpoints, workdir, state)
     latest = checkpoints.latest()
-    shared = '--workdir, which all processes must share,'
-    seen = {f'the step of the newest checkpoint in {shared}': latest}
-    require_same(seen | {f'a new file of process 0 in {shared} is visible': shares(workdir)})
+    _require_shared(workdir, latest)
     if latest is not None:
       state = checkpoints.restore(state)
-    first, start, skipped = int(state.step), start - checkpoints.seconds(), checkpoints.skipped()
+    first, skipped = int(state.step), checkpoints.skipped()
+    start -= checkpoints.seconds()  # the start of an uninterrupted run
     if jax.process_index() == 0:
       for name, text in run.modality.files(run.train).items():
         files.write_text(workdir / name, text)
@@ -166,7 +163,7 @@ class Loop:
         self._save(state)
       if self.evaluator and (last or self._evaluation_due(step)):
         self.monitor.drain()
-        results = self._record(step, f'epoch {self.run.epoch(step):g}', self.evaluator.scores(state))
+        results = self._record(step, f'epoch {run.epoch(step):g}', self.evaluator.scores(state))
         self.monitor.restart_clock()
       stopping, save = _agreed(step, count, self.stop.is_set(), self._minutes_due())
       # Saved after the evaluation, so that a resumed run has the row of the evaluation in its metrics.
@@ -332,7 +329,8 @@ class Monitor:
   def _row(self, step: int, per_second: float | None) -> None:
     row = {name: math.fsum(m[name] for m in self.window) / len(self.window) for name in self.window[0]}
     self.window = []
-    row['epoch'], left = self.run.epoch(step), None
+    row['epoch'] = self.run.epoch(step)
+    left = None
     if per_second is not None:
       row[f'{self.run.modality.name}_per_second'] = per_second
       left = (self.run.total_steps - step) * self.run.config.batch_size / per_second
@@ -399,6 +397,23 @@ def _require_outside(config: ConfigDict, workdir: str) -> None:
   for split in resolve.split_names(config.data).values():
     if place.is_relative_to((root / split).resolve()):
       raise ValueError(f'--workdir={str(workdir)!r} is in the image folder {root / split}: give another directory')
+
+
+def _require_same_examples(run: Run) -> None:
+  """Raises an error in all processes if their training examples differ."""
+  labels = None if run.train.labels is None else zlib.crc32(run.train.labels.tobytes())
+  require_same({'the number of training examples': len(run.train), 'the checksum of the labels': labels})
+
+
+def _require_shared(workdir: pathlib.Path, latest: int | None) -> None:
+  """Raises an error in all processes if their workdirs, with the newest checkpoint `latest`, are different folders."""
+  shared = '--workdir, which all processes must share,'
+  require_same(
+    {
+      f'the step of the newest checkpoint in {shared}': latest,
+      f'a new file of process 0 in {shared} is visible': shares(workdir),
+    }
+  )
 
 
 def _displaced(run: Run) -> list[str]:

@@ -169,7 +169,7 @@ def build(config: ConfigDict, *, resumed: bool = False, trains: bool = True) -> 
   if config.eval.file:
     raise ValueError(f'eval.file = {config.eval.file!r} is only for --mode=evaluate: leave it out')
   views = modality.views(config, on_device=True)
-  resolve.eval_data(config)
+  resolve.eval_data(config)  # raises for a section eval.data that does not locate a dataset
   parts = methods.parts(config, AXIS)
   if trains:
     _check_microbatches(parts.method.parameters.get('microbatches', 1), config.batch_size, count)
