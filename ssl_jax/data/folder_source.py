@@ -71,7 +71,7 @@ class Folder(Source):
 
     return [resolve(path) for path in self.items]
 
-  def several(self) -> list[list[str]] | None:
+  def multi_labels(self) -> list[list[str]] | None:
     """Labels from labels.csv in the folder of the split. Each line is a file name and its labels, comma-separated."""
     file = pathlib.Path(self.root) / LABELS
     if self.labels is not None or not file.is_file():

@@ -103,7 +103,7 @@ class Source:
     """The captions of one image, or () if there are none. Raises one of UNREADABLE."""
     raise NotImplementedError
 
-  def several(self) -> list[list[str]] | None:
+  def multi_labels(self) -> list[list[str]] | None:
     """The label names of each image in a multi-label dataset; otherwise None."""
     return None
 

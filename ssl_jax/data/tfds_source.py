@@ -62,7 +62,7 @@ class Tfds(sources.Source):
     stored = (f'{file}\0{sources.stamp(file)}\0{skip}\0{take}' for file, skip, take in self._files)
     return sources.digest_of([*stored, self.items.astype(np.int64).tobytes().hex()])
 
-  def several(self) -> list[list[str]] | None:
+  def multi_labels(self) -> list[list[str]] | None:
     """Labels from the feature `labels`, a sequence of classes, as in VOC."""
     if not self.label_names:
       return None
@@ -161,8 +161,8 @@ def load(data: Mapping[str, Any], split: str) -> Tfds:
   where = f'{builder.data_path} ({name})'
   stored = builder.info.splits[name].file_instructions
   source = Tfds(records, where, has_labels, label.names if has_labels else (), data['broken'], stored)
-  several = getattr(features.get('labels'), 'feature', None)
-  source.label_names = several.names if isinstance(several, tfds.features.ClassLabel) else ()
+  labels = getattr(features.get('labels'), 'feature', None)
+  source.label_names = labels.names if isinstance(labels, tfds.features.ClassLabel) else ()
   return source
 
 

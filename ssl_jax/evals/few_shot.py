@@ -129,13 +129,13 @@ class Model:
   Attributes:
     start: seed -> initial variables.
     apply: (variables, inputs, train) -> logits and, in training, the new running statistics.
-    several: whether images have several labels.
+    multi_label: whether images have several labels.
     together: whether candidates are trained at once with `jax.vmap`; otherwise one after the other.
   """
 
   start: Callable[[int], Any]
   apply: Callable[..., tuple[jax.Array, Any]]
-  several: bool
+  multi_label: bool
   together: bool
 
   @functools.cached_property
@@ -164,18 +164,20 @@ class Model:
 
   def loss(self, logits: jax.Array, targets: jax.Array) -> jax.Array:
     """Mean cross-entropy of classes [b], or mean binary cross-entropy of labels [b, c]."""
-    if self.several:
+    if self.multi_label:
       return optax.sigmoid_binary_cross_entropy(logits, targets.astype(logits.dtype)).mean()
     return cross_entropy(logits, targets).mean()
 
 
-def on_features(width: int, classes: int, several: bool) -> Model:
+def on_features(width: int, classes: int, multi_label: bool) -> Model:
   """A head on fixed features [n, width]: linear probing."""
   head = Head(classes)
-  return Model(lambda seed: _start(head, width, seed), _applied(head), several, together=True)
+  return Model(lambda seed: _start(head, width, seed), _applied(head), multi_label, together=True)
 
 
-def on_encoder(encoder: nn.Module, variables: Any, shown: Callable, width: int, classes: int, several: bool) -> Model:
+def on_encoder(
+  encoder: nn.Module, variables: Any, shown: Callable, width: int, classes: int, multi_label: bool
+) -> Model:
   """A head on an encoder, trained together: fine-tuning. Inputs are uint8 images, which `shown` normalizes."""
   head = Head(classes)
   stats = variables.get('batch_stats', {})
@@ -193,7 +195,7 @@ def on_encoder(encoder: nn.Module, variables: Any, shown: Callable, width: int, 
     logits, head_stats = _applied(head)(of('head'), jnp.asarray(x, jnp.float32), train)
     return logits, {'encoder': encoder_stats, 'head': head_stats}
 
-  return Model(start, apply, several, together=False)
+  return Model(start, apply, multi_label, together=False)
 
 
 def _start(head: Head, width: int, seed: int) -> Any:
@@ -240,8 +242,8 @@ def train(
     return {name: state[name] for name in ('params', 'batch_stats')}
 
   if model.together:
-    several = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (len(candidates), *x.shape)), fresh)
-    return [trained(several, rates, decays)]
+    states = jax.tree.map(lambda x: jnp.broadcast_to(jnp.asarray(x), (len(candidates), *x.shape)), fresh)
+    return [trained(states, rates, decays)]
   return [trained(jax.tree.map(jnp.array, fresh), rate, decay) for rate, decay in zip(rates, decays, strict=True)]
 
 

@@ -115,9 +115,14 @@ class Opened(NamedTuple):
   test_targets: np.ndarray
 
   @property
+  def multi_label(self) -> bool:
+    return self.train_targets.ndim == 2
+
+  @property
   def classes(self) -> int:
-    several = self.train_targets.ndim == 2
-    return self.train_targets.shape[1] if several else int(max(self.train_targets.max(), self.test_targets.max())) + 1
+    if self.multi_label:
+      return self.train_targets.shape[1]
+    return int(max(self.train_targets.max(), self.test_targets.max())) + 1
 
 
 def open_set(target: Target) -> Opened:
@@ -128,10 +133,9 @@ def open_set(target: Target) -> Opened:
   except ValueError as error:
     raise ValueError(f'transfer to {target.name!r}: {error}') from error
   opened = Opened(found['train'], found['test'], targets['train'], targets['test'])
-  several = opened.train_targets.ndim == 2
-  if several != (target.metric == 'map'):
-    fix = 'append :map' if several else 'append :accuracy'
-    labels = 'several labels per image' if several else 'one label per image'
+  if opened.multi_label != (target.metric == 'map'):
+    fix = 'append :map' if opened.multi_label else 'append :accuracy'
+    labels = 'several labels per image' if opened.multi_label else 'one label per image'
     raise ValueError(f'transfer to {target.name!r}: metric {target.metric!r} does not apply to {labels}: {fix}')
   if target.metric == 'roc_auc' and opened.classes != 2:
     raise ValueError(f'transfer to {target.name!r}: roc_auc is for two classes, and it has {opened.classes}')
@@ -141,13 +145,13 @@ def open_set(target: Target) -> Opened:
 def _targets(found: Mapping[str, sources.Source]) -> dict[str, np.ndarray]:
   if all(source.labels is not None for source in found.values()):
     return {split: check.labels(f'labels of {split}', source.labels, len(source)) for split, source in found.items()}
-  several = {split: source.several() for split, source in found.items()}
-  if any(labels is None for labels in several.values()):
+  listed = {split: source.multi_labels() for split, source in found.items()}
+  if any(labels is None for labels in listed.values()):
     raise ValueError('its images have no labels: give class folders, or labels.csv beside the images of each split')
-  names = sorted({name for labels in several.values() for own in labels or () for name in own})
+  names = sorted({name for labels in listed.values() for own in labels or () for name in own})
   number = {name: k for k, name in enumerate(names)}
   targets = {split: np.zeros((len(found[split]), len(names)), bool) for split in found}
-  for split, labels in several.items():
+  for split, labels in listed.items():
     for row, own in zip(targets[split], labels or (), strict=True):
       row[[number[name] for name in own]] = True
   return targets
@@ -329,13 +333,13 @@ def _fits(
   encoder: Encoder, data: Opened, metric: Callable, kind: str, protocol: few_shot.Protocol, seeds: Sequence[int]
 ) -> Iterator[tuple[int, few_shot.Chosen, np.ndarray]]:
   """Yields (seed, chosen hyperparameters, logits of all readable test images)."""
-  several = data.train_targets.ndim == 2
   test = encoder.features(data.test) if kind == 'linear' else None
   width = features.width(encoder.module, encoder.variables, encoder.config.data.image_size)
   if kind == 'linear':
-    model = few_shot.on_features(width, data.classes, several)
+    model = few_shot.on_features(width, data.classes, data.multi_label)
   else:
-    model = few_shot.on_encoder(encoder.module, encoder.variables, encoder.eval_view, width, data.classes, several)
+    given = encoder.module, encoder.variables, encoder.eval_view
+    model = few_shot.on_encoder(*given, width, data.classes, data.multi_label)
   for seed in seeds:
     rows = few_shot.draw(data.train_targets, protocol.shots, seed)
     source = data.train.subset(rows)

@@ -383,7 +383,7 @@ def test_flat_folder_is_unlabeled_and_extensions_may_have_any_case(tmp_path):
 def test_the_file_of_several_labels_is_not_one_that_is_ignored(tmp_path, capsys):
   save(tmp_path / 'train/a.png', pixels(0))
   (tmp_path / 'train/labels.csv').write_text('a.png,cat,dog\n')
-  assert sources.load(config('folder', tmp_path), 'train').several() == [['cat', 'dog']]
+  assert sources.load(config('folder', tmp_path), 'train').multi_labels() == [['cat', 'dog']]
   assert not capsys.readouterr().err
 
 

@@ -48,7 +48,7 @@ def test_the_search_is_that_of_the_toolkit():
 
 
 def test_classes_of_one_image_are_refused():
-  model, x = few_shot.on_features(5, 3, several=False), np.zeros((3, 5), np.float32)
+  model, x = few_shot.on_features(5, 3, multi_label=False), np.zeros((3, 5), np.float32)
   with pytest.raises(
     ValueError, match=r'^held_out = 0\.2 leaves no image to train on: give two or more images per class$'
   ):
@@ -95,7 +95,7 @@ def test_fine_tuning_moves_the_encoder_and_linear_probing_is_chosen_well():
   shown = lambda image: jnp.asarray(image, jnp.float32) / 255 - 0.5
   variables = jax.device_get(encoder.init(jax.random.key(0), jnp.zeros((2, 8, 8, 3)), train=False))
   width = encoder.apply(variables, jnp.zeros((2, 8, 8, 3)), train=False).shape[1]
-  model = few_shot.on_encoder(encoder, variables, shown, width, 3, several=False)
+  model = few_shot.on_encoder(encoder, variables, shown, width, 3, multi_label=False)
   protocol = few_shot.Protocol(search_epochs=6, learning_rates=(1e-6, 0.1), decays=(-4.0, 6.0, 3), first=2, then=(1,))
   found = few_shot.choose(model, images, labels, scoring.accuracy, protocol, seed=0)
   assert found.learning_rate == 0.1 and found.weight_decay < 100 and found.score == 100

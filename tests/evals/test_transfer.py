@@ -110,7 +110,7 @@ def test_labels_that_do_not_fit_the_metric_are_refused(tmp_path, chosen):
 def test_several_labels_of_a_folder_are_numbered_over_both_splits(tmp_path, chosen):
   opened = transfer.open_set(transfer.parse(f'{several_labels(tmp_path / "both")}:map', chosen))
   assert opened.classes == 3 and opened.train_targets.shape == (24, 3)
-  first = opened.train.several()[0]
+  first = opened.train.multi_labels()[0]
   assert sorted(first) == sorted(np.array(['blue', 'green', 'red'])[opened.train_targets[0]])
 
 
@@ -128,10 +128,10 @@ def test_several_labels_of_a_tfds_set_are_read_from_its_records():
     return example.SerializeToString()
 
   source = tfds_source.Tfds(Records([record(2, 0, 2), record(1)]), 'voc', False, (), 'error')
-  assert source.several() is None
+  assert source.multi_labels() is None
   source.label_names = ('cat', 'dog', 'horse')
-  assert source.several() == [['cat', 'horse'], ['dog']]
-  assert source.subset(np.array([1])).several() == [['dog']]
+  assert source.multi_labels() == [['cat', 'horse'], ['dog']]
+  assert source.subset(np.array([1])).multi_labels() == [['dog']]
 
 
 @pytest.mark.parametrize('kind', transfer.KINDS)
