@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.evals import linear
+from ssl_jax.evals.sts import lines_of
 
 FOLDS = 10
 C_VALUES = tuple(2.0**power for power in range(-2, 4))  # the values of C in SentEval
@@ -49,13 +50,12 @@ def read(folder: str) -> dict[str, LabeledSentences]:
 
 def _read(file: pathlib.Path) -> LabeledSentences:
   rows: list[list[str]] = []
-  with file.open(encoding='utf-8') as lines:
-    for number, line in enumerate(lines, start=1):
-      row = line.rstrip('\n').split('\t')
-      if len(row) not in (3, 4) or (rows and len(row) != len(rows[0])):
-        fix = 'give a split, a label and one sentence or two'
-        raise ValueError(f'eval.transfer: line {number} of {file} has {len(row)} columns: {fix}')
-      rows.append(row)
+  for number, line in enumerate(lines_of('eval.transfer', file), start=1):
+    row = line.split('\t')
+    if len(row) not in (3, 4) or (rows and len(row) != len(rows[0])):
+      fix = 'give a split, a label and one sentence or two'
+      raise ValueError(f'eval.transfer: line {number} of {file} has {len(row)} columns: {fix}')
+    rows.append(row)
   split, names, first, *second = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
   label = np.unique(names, return_inverse=True)[1]
   found = LabeledSentences(np.array(split), label, first, second[0] if second else None)

@@ -33,13 +33,12 @@ def read(folder: str) -> dict[str, ScoredPairs]:
 
 def _read(file: pathlib.Path) -> ScoredPairs:
   rows = []
-  with file.open(encoding='utf-8') as lines:
+  for number, line in enumerate(lines_of('eval.sts', file), start=1):
     try:
-      for number, line in enumerate(lines, start=1):  # noqa: B007
-        part, score, first, second = line.rstrip('\n').split('\t')
-        rows.append((part, float(score), first, second))
-        if not math.isfinite(rows[-1][1]):
-          raise ValueError(f'the score is {score}')
+      part, score, first, second = line.split('\t')
+      rows.append((part, float(score), first, second))
+      if not math.isfinite(rows[-1][1]):
+        raise ValueError(f'the score is {score}')
     except ValueError as error:
       fix = 'give a split, a score and two sentences, separated by tabs'
       raise ValueError(f'eval.sts: line {number} of {file} is not a valid pair ({error}): {fix}') from error
@@ -48,6 +47,15 @@ def _read(file: pathlib.Path) -> ScoredPairs:
   if len(set(score)) < 2:
     raise ValueError(f'eval.sts: {file} has fewer than two different scores, so there is no ranking: remove it')
   return ScoredPairs(list(first), list(second), np.array(score))
+
+
+def lines_of(key: str, file: pathlib.Path) -> list[str]:
+  """The lines of a text file that the config key names. Raises a ValueError if it is not UTF-8."""
+  try:
+    with file.open(encoding='utf-8') as lines:
+      return [line.rstrip('\n') for line in lines]
+  except UnicodeDecodeError as error:
+    raise ValueError(f'{key}: {file} is not UTF-8 text ({error}): give another file') from error
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:

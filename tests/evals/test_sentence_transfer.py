@@ -107,10 +107,11 @@ def test_files_are_read(tmp_path):
     ('all\t0\ta\nall\t0\tb', r'bad\.tsv must have at least two classes'),
     ('test\t0\ta\nall\t1\tb', r"bad\.tsv has a split 'test' and none named 'train'"),
     ('', r'bad\.tsv must have at least two classes'),
+    (b'all\t0\tcaf\xe9', r'bad\.tsv is not UTF-8 text \(.*\): give another file'),
   ],
 )
 def test_a_bad_file_is_refused_in_one_line(tmp_path, text, message):
-  (tmp_path / 'bad.tsv').write_text(text)
+  (tmp_path / 'bad.tsv').write_bytes(text if isinstance(text, bytes) else text.encode())
   with pytest.raises(ValueError, match=f'^eval.transfer: .*{message}'):
     sentence_transfer.read(str(tmp_path))
 

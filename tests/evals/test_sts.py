@@ -41,12 +41,13 @@ def test_only_the_test_split_is_read_and_other_parts_are_joined(tmp_path):
     ('test\t1\ta\tb\ntest\tnan\ta\tb\n', r'eval\.sts: line 2 of .*pairs\.tsv is not a valid pair \(the score is nan\)'),
     ('test\t1\ta\tb\ntest\t1\tc\td\n', r'eval\.sts: .*pairs\.tsv has fewer than two different scores'),
     ('', r'eval\.sts: .*pairs\.tsv has fewer than two different scores'),
+    (b'test\t1\tcaf\xe9\tb\n', r'eval\.sts: .*pairs\.tsv is not UTF-8 text \(.*\): give another file'),
     (None, r"eval\.sts = '.*' must be a folder with \.tsv files"),
   ],
 )
 def test_invalid_pairs_are_refused(tmp_path, text, message):
   if text is not None:
-    (tmp_path / 'pairs.tsv').write_text(text)
+    (tmp_path / 'pairs.tsv').write_bytes(text if isinstance(text, bytes) else text.encode())
   with pytest.raises(ValueError, match='^' + message):
     sts.read(str(tmp_path))
 
