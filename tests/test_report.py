@@ -347,6 +347,26 @@ def test_an_evaluation_older_than_the_last_step_is_marked(runs, tmp_path):
 
 
 @pytest.mark.usefixtures('no_files_of_figures')
+def test_numbers_of_an_unfinished_run_are_shown_with_their_step(runs, tmp_path):
+  chosen = json.loads((runs / 'seed0' / 'config.json').read_text())
+  rows = [{'step': 0, 'knn5': 20.0, 'knn5_pixels': 30.0}, {'step': 2, 'epoch': 1.0, 'loss': 1.0}]
+  notes = {
+    0: 'Measured before the training. For all evaluations: python main.py',
+    2: 'Measured at step 2 of the training. Before training: knn5 20.00 %, knn5_pixels 30.00 %. For all evaluations:',
+  }
+  for step, note in notes.items():
+    other = tmp_path / f'{step}'
+    other.mkdir()
+    (other / 'config.json').write_text(json.dumps(chosen | {'seed': 1}))
+    more = [{'step': 2, 'knn5': 50.0}] * (step > 0)
+    (other / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in (*rows, *more)))
+    report.report(other)
+    assert note in (other / 'report.md').read_text()
+    compare.compare([runs / 'seed0', other], other)
+    assert f'{other} is not finished: its accuracies are those of step {step}.' in (other / 'compare.md').read_text()
+
+
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_features_without_a_config_do_not_make_every_key_differ(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   (other / 'config.json').unlink()
@@ -574,7 +594,7 @@ def test_a_run_that_was_not_evaluated_still_has_a_page(runs, tmp_path):
   for name in ('config.json', 'metrics.jsonl', 'summary.json', 'neighbors.png'):
     shutil.copy(runs / 'seed0' / name, tmp_path / name)
   text = report.report(tmp_path).read_text()
-  assert 'Not evaluated yet' in text
+  assert f'For all evaluations: python main.py --mode=evaluate --workdir={tmp_path}' in text
   assert re.findall(r'<figure id="(\w+)"', text) == [*CHARTS, 'neighbors']
   assert (tmp_path / 'figures' / 'neighbors.png').read_bytes().startswith(b'\x89PNG')
   (tmp_path / 'summary.json').unlink()  # an interrupted run: the latest numbers of the log

@@ -48,6 +48,10 @@ def compare(workdirs: Sequence[str | pathlib.Path], out: str | pathlib.Path) -> 
   lead += ' ± is one standard deviation over seeds.' if many else ''
   for run in (run for runs in groups.values() for run in runs if run.since):
     lead += f' {run.workdir} was evaluated at step {run.evaluation["step"]:,}{run.since}.'
+  for run in (run for run in runs if run.rows and not run.summary and not run.since):
+    steps = [run.evaluation['step']] if 'step' in run.evaluation else run.measured
+    at = f': its accuracies are those of step {" and ".join(f"{step:,}" for step in steps)}' if steps else ''
+    lead += f' {run.workdir} is not finished{at}.'
   sections = [_accuracy(groups, differing), *_paired(groups, differing), *_over_epochs(groups, differing)]
   sections += [*_measures(groups), *_differences(differing, runs)]
   return page.write(writable(out), 'compare', 'Comparison of runs', lead, sections)

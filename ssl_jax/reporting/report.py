@@ -129,6 +129,12 @@ class FinishedRun:
     return fork.split(self.config['fork']) if self.config.get('fork') else None
 
   @property
+  def measured(self) -> list[int]:
+    """The steps at which `accuracies` were measured during training; empty if they are from an evaluation."""
+    steps = {} if self.evaluation else {name: row['step'] for row in self.rows for name in row}
+    return sorted({steps[name] for name in self.accuracies if name in steps})
+
+  @property
   def since(self) -> str:
     """A note if the run was trained further after the evaluation; otherwise ''."""
     last = max((row.get('step', 0) for row in self.rows), default=0)
@@ -247,8 +253,22 @@ def _headline(run: FinishedRun) -> list[Section]:
   numbers += [
     (f'{name} {what}', Number(f'{counted}.{name}', images[name], ',d')) for name in ('train', 'test') if name in images
   ]
-  text = '' if run.evaluation else f'Not evaluated yet: python main.py --mode=evaluate --workdir={run.workdir}'
-  return [Section('Headline', text, [Cards(numbers)] if numbers else [])]
+  return [Section('Headline', _about_headline(run), [Cards(numbers)] if numbers else [])]
+
+
+def _about_headline(run: FinishedRun) -> str:
+  """Where the numbers come from if not from an evaluation, and the accuracies of the untrained encoder, if known."""
+  first = next((found for row in run.rows if row['step'] == 0 and (found := progress.accuracies(row))), {})
+  words = []
+  if run.measured:
+    at = 'before' if run.measured == [0] else f'at step {" and ".join(f"{step:,}" for step in run.measured)} of'
+    words.append(f'Measured {at} the training.')
+  if first and run.measured != [0]:
+    words.append(f'{progress.sentence("Before training", first)}.')
+  if not run.evaluation:
+    what = 'For all evaluations' if run.measured else 'Not evaluated yet'
+    words.append(f'{what}: python main.py --mode=evaluate --workdir={run.workdir}')
+  return ' '.join(words)
 
 
 def with_unit(name: str) -> str:
