@@ -34,7 +34,8 @@ def temperatures() -> Figure:
     left.plot(s, tau(s), label=name)
   left.plot(s, temperature.exponential(0.07, 0.2, rate=-3.5)(s), '--', label='exponential, rate −3.5')
   for shift, scale in ((-0.4, 0.7), (-0.2, 0.6), (0.0, 0.5), (0.2, 0.6), (0.4, 0.7)):
-    right.plot(s, temperature.shifted_cosine(0.07, 0.2, shift, scale)(s), label=f'shift {shift}, scale {scale}')
+    label = f'shift {shift}, scale {scale}'.replace('-', '−')
+    right.plot(s, temperature.shifted_cosine(0.07, 0.2, shift, scale)(s), label=label)
   left.set(xlabel='similarity s', ylabel='temperature τ(s)', title='functions of the similarity')
   right.set(xlabel='similarity s', title='shifted_cosine')
   for axis in (left, right):

@@ -44,7 +44,8 @@ def temperature_ranges(s: np.ndarray) -> dict[str, np.ndarray]:
 def shifted_temperatures(s: np.ndarray) -> dict[str, np.ndarray]:
   """The shifted functions of DySTreSS Alg. 2, from 0.1 to 0.2 (Fig. 4)."""
   tau = lambda shift, scale: temperature.shifted_cosine(0.1, 0.2, shift, scale)(jnp.asarray(s))
-  return {f'shift {shift:g}, scale {scale:g}': np.asarray(tau(shift, scale)) for shift, scale in SHIFTS}
+  label = lambda shift, scale: f'shift {shift:g}, scale {scale:g}'.replace('-', '−')
+  return {label(*pair): np.asarray(tau(*pair)) for pair in SHIFTS}
 
 
 def ode_solutions(s: np.ndarray) -> dict[str, np.ndarray]:

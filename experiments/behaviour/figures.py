@@ -26,11 +26,11 @@ FOLDER = pathlib.Path(__file__).parent
 @style()
 def against_temperature(results: tables.Results, data: Data = DATA[0]) -> Figure:
   """Accuracy, uniformity and tolerance of the ordinary and the hard loss against τ: ours, and the published values."""
-  figure = Figure(figsize=(3.5 * len(SWEEP.columns), 3.4), layout='constrained')
+  figure = Figure(figsize=(2.8 * len(SWEEP.columns), 3.4), layout='constrained')
   axes = figure.subplots(1, len(SWEEP.columns))
   for axis, column in zip(axes, SWEEP.columns, strict=True):
     _draw_against_temperature(axis, column, results, data)
-  figure.legend(*axes[0].get_legend_handles_labels(), loc='outside upper center', ncols=6)
+  figure.legend(*axes[0].get_legend_handles_labels(), loc='outside upper center', ncols=3)
   return figure
 
 
@@ -81,8 +81,9 @@ def separation(results: Sequence[tables.Results]) -> Figure:
     mean, std = curves['separation_mean'], curves['separation_std']
     colors = [COLORS[2]] + [COLORS[0]] * (len(mean) - 1)
     axis.bar(range(len(mean)), mean, yerr=std, color=colors, ecolor=INK, error_kw={'elinewidth': 0.8})
-    axis.set_xticks(range(len(mean)), ['pos', *map(str, range(1, len(mean)))], fontsize=6)
+    axis.set_xticks(range(len(mean)), ['pos', *map(str, range(1, len(mean)))], fontsize=7)
     axis.grid(False, axis='x')
+  figure.supxlabel('positive (pos), then the nearest negatives', fontsize=9)
   figure.supylabel('cosine similarity', fontsize=9)
   return figure
 
@@ -95,7 +96,8 @@ def similarities(results: Sequence[tables.Results]) -> Figure:
     draw_similarities(axis, curves)
     axis.set(xlim=(-1, 1), yscale='log', ylim=(1e-3, 1e2))
     axis.set_yticks([0.01, 1, 100], ['0.01', '1', '100'])  # the style turns off the math of matplotlib's own labels
-  panels[0][0].legend(fontsize=6, loc='upper left')
+  handles, labels = panels[0][0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc='outside upper center', ncols=3)
   figure.supxlabel('cosine similarity', fontsize=9)
   figure.supylabel('density', fontsize=9)
   return figure
