@@ -309,7 +309,7 @@ def _rgb(code: str) -> tuple[float, ...]:
 
 def sheet(png: bytes, widest: int = 11 * LARGEST) -> bytes:
   """A PNG for a page, reduced to at most 256 colors and `widest` pixels in width."""
-  image = Image.open(io.BytesIO(png)).convert('RGB')
+  image = Image.open(io.BytesIO(png)).convert('RGBA')  # the gaps between framed images are transparent
   if image.width > widest:
     image = image.resize((widest, round(image.height * widest / image.width)))
   return _png(image)

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from ssl_jax.evals.evaluate import Evaluator
-from ssl_jax.reporting import contact_sheet
-from ssl_jax.workdir.files import naming, write_text
+from ssl_jax.reporting import figures
+from ssl_jax.workdir.files import write_bytes, write_text
 
 
 def draw(evaluator: Evaluator, workdir: pathlib.Path) -> None:
@@ -19,10 +19,8 @@ def draw(evaluator: Evaluator, workdir: pathlib.Path) -> None:
 
 
 def _draw_images(found: dict[str, np.ndarray], workdir: pathlib.Path) -> None:
-  """One row per test image: the image, then its nearest training images."""
-  file = workdir / 'neighbors.png'
-  with naming(file):  # renamed at the end, so that the file is complete or absent
-    contact_sheet.draw(found['neighbors'], workdir / 'neighbors.png.part').replace(file)
+  """One row per test image: the image, then its nearest training images, framed by class."""
+  write_bytes(workdir / 'neighbors.png', figures.neighbors(found['neighbors'], found['neighbors_labels']))
 
 
 def _write_sentences(found: list[tuple[str, list[tuple[float, str]]]], workdir: pathlib.Path) -> None:

@@ -351,7 +351,8 @@ def _neighbors(run: FinishedRun) -> list[Section]:
     drawn = figures.neighbors(run.arrays['neighbors'], run.arrays['neighbors_labels'])
     part = Figure('neighbors', caption, drawn)
   elif os.path.lexists(picture):
-    caption = 'Test images, each with its nearest training images, at the end of training.'
+    caption = 'Test images, each with its nearest training images, at the end of training. '
+    caption += 'A blue frame marks the same class, an orange one another class.'
     try:
       part = Figure('neighbors', caption, figures.sheet(read_bytes(picture)))
     except (OSError, ValueError, SyntaxError) as error:  # Pillow raises these for invalid files

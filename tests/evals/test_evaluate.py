@@ -526,12 +526,13 @@ def test_during_training_the_layer_is_that_of_the_config(layers, layer, tmp_path
   evaluator, nearest = layers(layer)
   assert evaluator.scores(None) == {'knn1': pytest.approx(100 * np.mean(nearest % 4 == np.arange(16) % 4))}
   drawn = []
-  draw = contact_sheet.draw
-  monkeypatch.setattr(contact_sheet, 'draw', lambda rows, path: drawn.append(rows) or draw(rows, path))
+  draw = figures.neighbors
+  monkeypatch.setattr(figures, 'neighbors', lambda rows, labels: drawn.append((rows, labels)) or draw(rows, labels))
   neighbors.draw(evaluator, tmp_path)
-  (rows,) = drawn
+  ((rows, labels),) = drawn
   assert (tmp_path / 'neighbors.png').exists()
   np.testing.assert_array_equal(rows[:, 1], evaluator.run.train.items[nearest[:4]])
+  np.testing.assert_array_equal(labels[:, 1], nearest[:4] % 4, 'the frames show the classes')
 
 
 @pytest.mark.parametrize('layer', ['backbone', 'projector'])
