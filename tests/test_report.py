@@ -18,7 +18,7 @@ from configs import base
 from ssl_jax import train
 from ssl_jax.config import restore
 from ssl_jax.evals import evaluate
-from ssl_jax.reporting import charts, compare, figures, report
+from ssl_jax.reporting import charts, compare, figures, page, report
 from ssl_jax.workdir import metric_log
 from tests.helpers import needs_browser, tiny
 
@@ -242,6 +242,15 @@ def test_a_browser_compares_runs_that_can_be_switched_off(runs, width, tmp_path)
   found = displayed(compare.compare([runs / 'seed0', other], tmp_path / 'out'), width, tmp_path)
   assert found['charts'] == ['knn1_epochs', 'knn5_epochs', 'losses']
   assert found['hidden'] == [['tau_min = 0.2 (seed0)']] * 3, 'a run that is hidden in one chart is hidden in all'
+
+
+@needs_browser
+def test_a_long_name_fits_on_a_phone(runs, tmp_path):
+  other = shutil.copytree(runs / 'seed0', tmp_path / 'other')
+  config = json.loads((other / 'config.json').read_text())
+  config['data']['name'] = 60 * 'x'
+  (other / 'config.json').write_text(json.dumps(config))
+  displayed(report.report(other), 400, tmp_path)
 
 
 @needs_browser
@@ -665,6 +674,19 @@ def test_many_classes_have_a_table_of_confusions():
   run = report.FinishedRun(pathlib.Path(), {}, {}, classes, {'confusion_linear': matrix}, [])
   (table,) = report._confusions(run, 'linear')
   assert table.rows == [['class 7', 'class 2', '9', '19'], ['class 3', 'class 5', '4', '14']]
+
+
+def test_the_map_gives_each_of_ten_classes_its_own_color():
+  drawn = figures.plane(np.eye(10)[:, :2], np.arange(10), np.ones(2), [f'class {c}' for c in range(10)])
+  assert len({tuple(points.get_facecolor()[0]) for points in drawn.axes[0].collections}) == 10
+
+
+def test_a_page_speaks_of_names_below_charts_only_if_there_are_any(tmp_path):
+  for label in ('', 'knn5'):
+    drawn = figures.Chart('loss', [figures.Curve(label, [(0, 1.0), (1, 0.5)])])
+    section = page.Section('Training', '', [page.Figure('loss', 'Loss.', drawn)])
+    text = page.write(tmp_path, 'report', 'title', '', [section]).read_text()
+    assert ('click on a name below a chart' in text) == bool(label)
 
 
 def test_the_heat_map_shows_shares_of_each_class():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 INK = '#101418'
 COLORS = ('#0072B2', '#E69F00', '#009E73', '#CC79A7', '#56B4E9', '#D55E00', '#999999')
+MORE_COLORS = ('#F0E442', '#8C564B', '#5E4FA2')  # for ten classes, whose markers are too small to tell them apart
 MARKS = ('o', 's', '^', 'D', 'v', 'P', 'X', '*')
 DASHES = ('-', '--', ':', '-.')
 DENSE = 30  # curves with at least this many points have fewer markers
@@ -255,13 +256,14 @@ def uniformity_tolerance(points: Mapping[str, Sequence[float]]) -> 'Figure':
 @style()
 def plane(points: np.ndarray, labels: np.ndarray, shares: np.ndarray, names: Sequence[str]) -> 'Figure':
   """The first two principal components of the test features. With more than seven classes, markers vary as well."""
+  colors = (*COLORS, *MORE_COLORS)
   figure, axis = _figure(5.4, 4.2)
   classes = np.unique(labels)
   common = dict(s=np.clip(9000 / len(points), 9, 40), alpha=0.7, linewidths=0, rasterized=True)
   for i, c in enumerate(classes):
     own = points[labels == c]
     mark = MARKS[i // len(COLORS) % len(MARKS)]
-    axis.scatter(*own.T, color=COLORS[i % len(COLORS)], marker=mark, label=short(names[c]), **common)
+    axis.scatter(*own.T, color=colors[i % len(colors)], marker=mark, label=short(names[c]), **common)
   axis.set(xlabel=f'first component ({shares[0]:.0%})', ylabel=f'second component ({shares[1]:.0%})')
   if len(classes) <= 20:
     axis.legend(loc='center left', bbox_to_anchor=(1, 0.5), markerscale=2, handletextpad=0.1)

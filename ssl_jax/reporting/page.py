@@ -162,7 +162,8 @@ def _page(title, lead, sections) -> str:
     curves = [curve for part in drawn if isinstance(part.drawn, figures.Chart) for curve in part.drawn.curves]
     if curves:
       long = any(len(curve.points) > charts.MOST_POINTS for curve in curves)
-      text += f'<p>{INTERACTION}{LONG_CURVES * long}</p>'
+      named = any(curve.label for curve in curves)
+      text += f'<p>{INTERACTION}{NAMED_CURVES * named}.{LONG_CURVES * long}</p>'
     if drawn:
       text += f'<div class="figures">{"".join(map(figure, drawn))}</div>'
     body.append(f'<section><h2>{html.escape(section.title)}</h2>{text}</section>')
@@ -176,7 +177,8 @@ def _page(title, lead, sections) -> str:
   )
 
 
-INTERACTION = 'Point at a curve to read it, drag to zoom, click on a name below a chart to hide its curve.'
+INTERACTION = 'Point at a curve to read it, drag to zoom'
+NAMED_CURVES = ', click on a name below a chart to hide its curve'
 LONG_CURVES = f' The {charts.MOST_POINTS} points of a longer curve are means of neighboring rows.'
 WIDE = ' class="wide"'
 LONG = ' class="long"'
@@ -198,7 +200,7 @@ PAGE = string.Template("""<!DOCTYPE html>
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 72rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif; }
-h1 { margin: 0 0 .25rem; font-size: 1.75rem; line-height: 1.2; }
+h1 { margin: 0 0 .25rem; font-size: 1.75rem; line-height: 1.2; overflow-wrap: anywhere; }
 h2 { margin: 2.5rem 0 .75rem; padding-bottom: .25rem; font-size: 1.2rem; border-bottom: 1px solid var(--line); }
 p { margin: 0 0 .75rem; color: var(--faint); overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; margin-bottom: 1rem; }
