@@ -1,5 +1,6 @@
 """Array conversions, cross-entropy, and a check of `jax.shard_map`, shared by all higher layers."""
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -45,6 +46,17 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
   return -jnp.sum(jnp.where(own, jax.nn.log_softmax(logits), 0), axis=-1)
 
 
+def varying_axes(x: jax.Array) -> Collection[str]:
+  """The mapped axes along which x varies under `jax.shard_map(..., check_vma=True)`, its default; otherwise none.
+
+  >>> len(varying_axes(jnp.ones(2)))
+  0
+  """
+  kind = jax.typeof(x)
+  varying: Any = getattr(getattr(kind, 'manual_axis_type', None), 'varying', None) or getattr(kind, 'vma', ())
+  return varying
+
+
 def reject_check_vma(x: jax.Array, axis_name: str | tuple[str, ...] | None) -> None:
   """Raises a ValueError under `jax.shard_map(..., check_vma=True)`, its default.
 
@@ -53,10 +65,8 @@ def reject_check_vma(x: jax.Array, axis_name: str | tuple[str, ...] | None) -> N
 
   >>> reject_check_vma(jnp.ones(2), None)
   """
-  kind = jax.typeof(x)
-  varying: Any = getattr(getattr(kind, 'manual_axis_type', None), 'varying', None) or getattr(kind, 'vma', ())
   names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-  if any(name in varying for name in names):
+  if any(name in varying_axes(x) for name in names):
     raise ValueError(
       f'axis_name = {axis_name!r} belongs to jax.shard_map(..., check_vma=True), where gradients would be too large by '
       'the number of devices: give check_vma=False, and average the gradients with lax.pmean'

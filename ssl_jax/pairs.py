@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.arrays import normalize, reject_check_vma, to_float32
+from ssl_jax.arrays import normalize, reject_check_vma, to_float32, varying_axes
 from ssl_jax.registry import is_whole, require, require_choice
 from ssl_jax.stream import Source, Stream, in_blocks
 
@@ -66,8 +66,11 @@ class NegativeBlocks:
   axis_name: str | None = None
 
   def stream(self) -> Stream | None:
-    """The similarities for a loss that only sums over negatives; None if they are not dot products."""
-    if self.similarity == 'euclidean':
+    """The similarities for a loss that only sums over negatives; None if they are not dot products.
+
+    Also None under `jax.shard_map(..., check_vma=True)`, whose types a stream does not track.
+    """
+    if self.similarity == 'euclidean' or varying_axes(self.queries) or varying_axes(self.keys):
       return None
     keys = None if self.symmetric else self.keys
     return Stream(Source(self.queries, keys, self.own, self.instances, self.block, self.axis_name))

@@ -177,6 +177,25 @@ class SameTest(chex.TestCase):
     blocks = on_devices(dict.fromkeys(names, ENCODER), BATCH)
     chex.assert_trees_all_close(jax.tree.map(lambda x: x[-1], blocks), whole_batch(names), rtol=2e-6, atol=2e-6)
 
+  @parameterized.parameters('info_nce', 'macl', 'cacr_rbf', 'hard')
+  def test_in_shard_map_that_checks(self, name):
+    """Without an axis name, each device has its own loss, and check_vma=True is valid."""
+    tau = 0.2 if LOSSES[name].takes_temperature else None
+    both = lambda block: (
+      lambda z: values_and_gradients(lambda z: LOSSES[name](*pairs.in_batch(*z, block=block), tau), z)
+    )
+    mesh = jax.make_mesh((2,), ('batch',), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
+    spec = jax.sharding.PartitionSpec(None, 'batch')
+    of = lambda z: jax.tree.map(lambda x: x if x.ndim == 3 else x.reshape(2, -1), both(3)(z))
+    z = embeddings(2, 8)
+    found, (gradients,) = jax.jit(
+      jax.shard_map(of, mesh=mesh, in_specs=spec, out_specs=(spec, (spec,)), check_vma=True)
+    )(z)
+    for device, own in enumerate(np.split(z, 2, axis=1)):
+      expected = both(0)(own)
+      part = slice(4 * device, 4 * device + 4)
+      assert_same((found[:, part].ravel(), (gradients[:, part],)), expected)
+
   def test_a_query_without_negatives_counts_nothing(self):
     z, index, drawn = embeddings(2, 7), jnp.arange(7), jnp.array([1, 1])  # all of query 1's are its own
     for loss in ('align_uniform', 'decoupled_weighted', 'macl', 'cacr'):
