@@ -210,6 +210,7 @@ def with_keys(
   pos = _row_similarities(query[:, None], key, similarity)
   keys, instances = keys.reshape(-1, query.shape[1]), jnp.repeat(own if axis else instances, count)
   if queue is not None:
+    _check_width('queue', queue, query)
     if ring:
       raise ValueError('ring = True takes no queue, because every device has the whole queue: leave one out')
     keys = jnp.concatenate([keys, _prepare(queue, similarity)])
@@ -236,7 +237,8 @@ def with_queue(
   >>> pos.shape, neg.shape, int(where[0].sum())
   ((3, 1), (3, 8), 7)
   """
-  chex.assert_rank([query, key, queue], [2, {2, 3}, 2])
+  chex.assert_rank([query, key], [2, {2, 3}])
+  _check_width('queue', queue, query)
   key = key[:, None] if key.ndim == 2 else key
   chex.assert_shape(key, (query.shape[0], None, query.shape[1]))
   query, key, keys = (_prepare(x, similarity) for x in (query, key, queue))
@@ -269,7 +271,8 @@ def with_bank(
   >>> pos.shape, neg.shape, where.tolist()
   ((2, 1), (2, 4), [[True, True, True, False], [False, True, True, True]])
   """
-  chex.assert_rank([query, bank, index], [2, 2, 1])
+  chex.assert_rank([query, index], [2, 1])
+  _check_width('bank', bank, query)
   chex.assert_equal_shape_prefix([query, index], 1)
   bank = jnp.asarray(bank)
   _check_entries('index', index, bank.shape[0])
@@ -286,6 +289,14 @@ def with_bank(
   if block:
     raise ValueError(f'block = {block} needs negatives that all queries share: give shape [M], not {entries.shape}')
   return Pairs(pos, *_masked(_row_similarities(query[:, None], keys, similarity), entries != index[:, None]))
+
+
+def _check_width(name: str, keys: jax.Array, query: jax.Array) -> None:
+  """Raises a ValueError unless `keys` is [M, D]: jax would broadcast keys of another width, or fail later."""
+  if np.ndim(keys) != 2 or np.shape(keys)[1] != query.shape[1]:
+    raise ValueError(
+      f'{name} has shape {np.shape(keys)}, but the queries have {query.shape[1]} features: give [M, {query.shape[1]}]'
+    )
 
 
 def _check_entries(name: str, entries: jax.Array, size: int) -> None:

@@ -1,6 +1,7 @@
 """Which similarity goes where, and the same gradients on any number of devices."""
 
 import functools
+import re
 
 import chex
 import jax
@@ -124,6 +125,21 @@ class LayoutTest(chex.TestCase):
   def test_keys_of_another_width_are_refused(self):
     with self.assertRaises(AssertionError):
       pairs.with_queue(jnp.ones((4, 8)), jnp.ones((4, 1)), jnp.ones((5, 8)))
+
+  def test_a_queue_or_bank_of_another_width_is_refused(self):
+    """In blocks and with drawn negatives, jax would broadcast entries of one feature."""
+    z, index = jnp.ones((4, 8)), jnp.arange(4)
+    for keys in (jnp.ones((5, 1)), jnp.ones((5, 7)), jnp.ones(8)):
+      message = rf'has shape {re.escape(str(keys.shape))}, but the queries have 8 features: give \[M, 8\]$'
+      for block in (0, 2):
+        with self.assertRaisesRegex(ValueError, f'^queue {message}'):
+          pairs.with_queue(z, z, keys, block=block)
+        with self.assertRaisesRegex(ValueError, f'^queue {message}'):
+          pairs.with_keys(z, z, keys, block=block)
+        with self.assertRaisesRegex(ValueError, f'^bank {message}'):
+          pairs.with_bank(z, keys, index, block=block)
+      with self.assertRaisesRegex(ValueError, f'^bank {message}'):
+        pairs.with_bank(z, keys, index, index[:, None])
 
   def test_a_vector_whose_square_overflows_becomes_nan(self):
     x = pairs.normalize(jnp.array([[3e20, 4e20], [3.0, 4.0]]))
