@@ -246,6 +246,7 @@ class RefusalTest(absltest.TestCase):
   def test_refusals(self):
     z, own = embeddings(2, 4), jnp.zeros((4, 4), int)
     pos, blocks, _ = pairs.in_batch(*z, block=2)
+    whole = jnp.ones((8, 8), bool)
     hard = functools.partial(losses.hard, pos, blocks, fraction=0.5)
     for message, call in (
       (r'^temperature has shape \(3,\), but there are 8 queries', lambda: hard(jnp.full(3, 0.1))),
@@ -255,6 +256,7 @@ class RefusalTest(absltest.TestCase):
       (r'^block = 2 needs negatives that all queries share', lambda: pairs.with_bank(*z, own[0], own, block=2)),
       (r'^where has shape \(8, 8\), but blocks', lambda: losses.simple(pos, blocks, where=jnp.ones((8, 8), bool))),
       (r'^neg comes in blocks, but penalties are a whole', lambda: losses.penalties(blocks, 0.2)),
+      (r'^neg comes in blocks, but false negatives are', lambda: losses.fnc(pos, blocks, whole, whole, 0.2)),
     ):
       with self.assertRaisesRegex(ValueError, message):
         call()

@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from ssl_jax import pairs
 from ssl_jax.arrays import to_float32
 from ssl_jax.losses.reductions import masked
 from ssl_jax.registry import is_whole, require
@@ -50,6 +51,8 @@ def fnc(
   >>> print(fnc(pos, neg, false, jnp.ones((1, 2), bool), 0.5), fnc(pos, neg, false, ~false | false, 0.5, attract=False))
   [0.7573] [0.1051]
   """
+  if isinstance(neg, pairs.NegativeBlocks):
+    raise ValueError('neg comes in blocks, but false negatives are a whole matrix: make pairs with block=0')
   chex.assert_rank([pos, neg], 2)
   chex.assert_equal_shape([neg, false, where])
   pos, neg = to_float32(pos), jnp.where(where, to_float32(neg), 0)
