@@ -295,6 +295,12 @@ class MisuseTest(absltest.TestCase):
     with self.assertRaisesRegex(TypeError, '^hard takes pos, neg, temperature by position: give fraction by name$'):
       losses.hard(pos, neg, 0.5, 0.3)
 
+  def test_a_traced_fraction_is_refused(self):
+    pos, neg, _ = similarities(3)
+    for loss in (functools.partial(losses.hard, temperature=0.5), losses.hard_simple):
+      with self.assertRaisesRegex(ValueError, '^fraction is traced, .*: give a number, or make it static in jit$'):
+        jax.jit(lambda fraction, loss=loss: loss(pos, neg, fraction=fraction))(0.5)
+
   def test_an_array_as_the_temperature_may_be_a_constant_of_a_jitted_loss(self):
     pos, neg, _ = similarities(3)
     tau = jnp.float32(0.2)

@@ -345,6 +345,8 @@ def _log_penalties(neg, temperature, where):
 
 def _hardest(neg: jax.Array, where: jax.Array | None, fraction: float) -> tuple[jax.Array, jax.Array]:
   """The ceil(fraction · M) largest of the M negatives that `where` keeps for each query, and their mask."""
+  if isinstance(fraction, jax.core.Tracer):
+    raise ValueError('fraction is traced, but it sets the shape of an array: give a number, or make it static in jit')
   require('fraction', fraction, lambda x: 0 < x <= 1, 'in (0, 1]')
   assert where is not None  # set by `contrastive_loss`
   # How many of 0, 1, ..., M negatives to keep. With rounding, 0.07 · 100 is slightly above 7, but its ceil must be 7.
