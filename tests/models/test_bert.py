@@ -91,6 +91,17 @@ def test_parameters_match_the_paper_without_the_pooler(name, count, width):
   assert sum(p.size for p in jax.tree.leaves(variables['params'])) == count
 
 
+def test_initialization_matches_bert():
+  """Matrices and embeddings have a standard deviation of 0.02; biases are 0, and scales 1."""
+  params = jax.jit(lambda x: small(width=96, heads=3).init(KEY, x, train=False))(batch())['params']
+  for path, x in jax.tree.leaves_with_path(params):
+    name = jax.tree_util.keystr(path)
+    if x.ndim == 2:
+      assert abs(x.std() / 0.02 - 1) < (0.25 if x.size < 1000 else 0.1), name
+    else:
+      np.testing.assert_array_equal(x, 1.0 if 'scale' in name else 0.0, name)
+
+
 @pytest.mark.parametrize('pooling', ['cls', 'mean'])
 def test_outputs_and_gradients_match_torch(pooling):
   with jax.enable_x64(True):
