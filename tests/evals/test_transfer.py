@@ -63,6 +63,9 @@ def test_arguments_name_sets_folders_and_metrics(chosen):
   assert (birds.name, birds.metric, birds.data['source'], birds.data['path']) == (
     *('birds', 'mean_per_class', 'folder', '/data/birds/'),
   )
+  other = chosen.copy_and_resolve_references()
+  other.data.update(train_split='train[:50]', test_split='val', held_out=0.0)  # of the run's own set, not of birds
+  assert transfer.parse('/data/birds/:mean_per_class', other) == birds
   memes = transfer.parse('hateful_memes=/data/memes', chosen)
   assert (memes.name, memes.metric, memes.data['path']) == ('hateful_memes', 'roc_auc', '/data/memes')
   assert transfer.parse('imagenette', chosen).data['name'] == 'imagenette', 'any tfds set'
