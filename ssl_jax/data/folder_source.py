@@ -17,7 +17,7 @@ from PIL import Image
 
 from ssl_jax.data import archives
 from ssl_jax.data.decoding import check_size, open_image
-from ssl_jax.data.sources import Source, digest_of, one_line, stamp
+from ssl_jax.data.sources import Source, digest_of, one_line, stamps
 from ssl_jax.registry import nearest
 
 EXTENSIONS = ('.jpg', '.jpeg', '.png', '.bmp', '.webp')
@@ -45,10 +45,11 @@ class Folder(Source):
   def fingerprint(self) -> str:
     captions = (self.captions or {}) if self.paired else {}
     name = lambda path: path.removeprefix(str(self.root)).lstrip(os.sep)  # `self.name` is slow for a million files
-    return digest_of(f'{name(path)}\0{stamp(path)}\0{captions.get(path)}' for path in self.items)
+    found = zip(self.items, stamps(self.items), strict=True)
+    return digest_of(f'{name(path)}\0{stamp}\0{captions.get(path)}' for path, stamp in found)
 
   def sizes(self) -> str:
-    found = [stamp(self.items[k]).partition(' ')[0] for k in self.samples()]
+    found = [stamp.partition(' ')[0] for stamp in stamps(self.items[self.samples()])]
     return f'{zlib.crc32(" ".join(found).encode()):08x}'
 
   def has_text(self) -> bool:
@@ -121,9 +122,11 @@ def load(data: Mapping[str, Any], split: str) -> Folder:
       raise ValueError(f'class folder {root / name} has no images ({", ".join(EXTENSIONS)}): fill or remove it')
   # A class has the same label in both splits, even if one split lacks some classes.
   other = path / data['test_split' if split == 'train' else 'train_split']
-  class_names = sorted({*names, *(subfolders(other) if other.is_dir() else ())})
-  labels = np.repeat([class_names.index(name) for name in names], [len(found) for found in paths]).astype(np.int32)
+  known = sorted({*names, *(subfolders(other) if other.is_dir() else ())})
+  number = {name: k for k, name in enumerate(known)}
+  labels = np.repeat([number[name] for name in names], [len(found) for found in paths]).astype(np.int32)
   items = np.array([*itertools.chain(*paths)], object)
+  class_names = [shown(name) for name in known]  # in figures, a name that is not UTF-8 is an error
   return _with_captions(Folder(items, labels, class_names, data['broken'], root=root), texts)
 
 
@@ -201,8 +204,14 @@ def shown(path: str) -> str:
 
 
 def _open_file(path: str) -> Image.Image:
-  if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe may block forever
-    raise OSError('not a regular file')
-  check_size(os.path.getsize(path))
-  with open(path, 'rb') as file:  # read at once, because Pillow keeps the file of a broken image open
-    return open_image(file.read())
+  with open(path, 'rb', opener=_without_waiting) as file:
+    status = os.fstat(file.fileno())  # of the open file: on network storage, a path takes another request
+    if not stat.S_ISREG(status.st_mode):
+      raise OSError('not a regular file')
+    check_size(status.st_size)
+    return open_image(file.read())  # read at once, because Pillow keeps the file of a broken image open
+
+
+def _without_waiting(path: str, flags: int) -> int:
+  """Opens a file; opening or reading a pipe would otherwise block, maybe forever."""
+  return os.open(path, flags | os.O_NONBLOCK)

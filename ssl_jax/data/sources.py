@@ -18,7 +18,7 @@ import os
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ T = TypeVar('T')
 # What reading a broken image or text raises.
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
 THREADS = min(4, os.cpu_count() or 1)  # on small images, 16 threads take twice as long as 4
+WAITING = 32  # threads that ask for the status of files: on network storage, each answer takes up to a millisecond
 SAMPLES = 10_000  # maximum number of images in the checksum of `contents`
 BULK = 512  # images per task when all are read: large enough to hide overhead, small enough to balance the threads
 
@@ -314,6 +315,14 @@ def stamp(path: str | os.PathLike[str]) -> str:
   except OSError:
     return ''
   return f'{found.st_size} {found.st_mtime_ns}'
+
+
+def stamps(paths: Sequence[str]) -> Iterator[str]:
+  """`stamp` of each file, in order."""
+  parts = [paths[start : start + BULK] for start in range(0, len(paths), BULK)]
+  with ThreadPoolExecutor(WAITING) as pool:
+    for found in pool.map(lambda part: [stamp(path) for path in part], parts):
+      yield from found
 
 
 def digest_of(texts: Iterable[str]) -> str:

@@ -175,7 +175,7 @@ def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
     items = np.asarray(source.items)
     found.update(str((items.shape, items.dtype)).encode())
     # The bytes of an object array, such as the paths of a folder, are memory addresses, so its text is hashed.
-    found.update('\0'.join(map(str, items)).encode() if items.dtype == object else np.ascontiguousarray(items).data)
+    found.update(os.fsencode('\0'.join(items)) if items.dtype == object else np.ascontiguousarray(items).data)
     found.update(source.fingerprint().encode())
     if source.labels is not None:
       found.update(np.ascontiguousarray(source.labels).tobytes())

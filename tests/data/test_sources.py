@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import sys
+import threading
 import zipfile
 
 import numpy as np
@@ -385,6 +386,28 @@ def test_the_file_of_several_labels_is_not_one_that_is_ignored(tmp_path, capsys)
   (tmp_path / 'train/labels.csv').write_text('a.png,cat,dog\n')
   assert sources.load(config('folder', tmp_path), 'train').multi_labels() == [['cat', 'dog']]
   assert not capsys.readouterr().err
+
+
+def test_names_that_cannot_be_printed_are_shown_in_ascii(tmp_path):
+  for name in (b'caf\xe9', b'two\nlines'):
+    save(tmp_path / 'train' / os.fsdecode(name) / 'a.png', pixels(0))
+  assert sources.load(config('folder', tmp_path), 'train').class_names == (r"'caf\udce9'", r"'two\nlines'")
+
+
+def test_many_files_are_asked_for_their_status_at_once(tmp_path, monkeypatch):
+  paths = [str(save(tmp_path / f'{k}.png', pixels(k))) for k in range(3)]
+  expected = [sources.stamp(path) for path in paths]
+  together = threading.Barrier(3)  # on network storage, each answer takes up to a millisecond
+  monkeypatch.setattr(sources, 'BULK', 1)
+  monkeypatch.setattr(sources, 'stamp', lambda path, stamp=sources.stamp: (together.wait(20), stamp(path))[1])
+  assert list(sources.stamps(paths)) == expected
+
+
+def test_an_image_takes_one_request_for_its_path(tmp_path, monkeypatch):
+  save(tmp_path / 'train/a.png', pixels(0))
+  source = sources.load(config('folder', tmp_path), 'train')
+  monkeypatch.setattr(os, 'stat', None)  # calling it would fail
+  np.testing.assert_array_equal(source.read(0), pixels(0))
 
 
 def test_nested_images_belong_to_the_class_above(tmp_path):

@@ -1,5 +1,7 @@
 """What features are computed from: an image, its mirror image, crops of it; and the name of the file with them."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -26,6 +28,8 @@ def test_images_of_a_folder_are_identified_by_their_paths_and_files(tmp_path):
   before = features.digest({}, {}, load())
   Image.new('RGB', (9, 8), (9, 9, 9)).save(tmp_path / 'again' / 'train' / 'cat' / 'cat.png')
   assert features.digest({}, {}, load()) != before
+  not_utf8 = folder(tmp_path / 'third', ['cat', os.fsdecode(b'caf\xe9')])
+  assert features.digest({}, {}, not_utf8()) == features.digest({}, {}, not_utf8())
 
 
 def mean_features(images, pixels, **choice):
