@@ -11,6 +11,7 @@ ignored, as in ImageNet pipelines.
 """
 
 import copy
+import errno
 import functools
 import hashlib
 import importlib
@@ -34,6 +35,11 @@ T = TypeVar('T')
 
 # What reading a broken image or text raises.
 UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+# Errors of the storage, not of an image: a network that does not answer, or too many open files.
+STORAGE = (
+  *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+  *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+)
 THREADS = min(4, os.cpu_count() or 1)  # on small images, 16 threads take twice as long as 4
 WAITING = 32  # threads that ask for the status of files: on network storage, each answer takes up to a millisecond
 SAMPLES = 10_000  # maximum number of images in the checksum of `contents`
@@ -243,6 +249,11 @@ class Source:
     return np.zeros(1, np.int64)
 
   def _note_broken(self, position: int, error: Exception, what: str = 'is not a readable image') -> None:
+    if isinstance(error, OSError) and error.errno in STORAGE:  # skipping would silently change the data of the run
+      raise ValueError(
+        f'{self.where(position)} cannot be read ({error.strerror}), which is an error of the storage and not of the '
+        'image, so it is never skipped: repair the storage and run the same command, or remove the file'
+      ) from error
     if self.broken == 'error':
       reason = 'unknown format' if isinstance(error, UnidentifiedImageError) else one_line(error)
       raise ValueError(

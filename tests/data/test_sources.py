@@ -1,4 +1,5 @@
 import collections
+import errno
 import gc
 import io
 import os
@@ -527,6 +528,22 @@ def test_broken_images_are_skipped_and_counted(tmp_path):
   np.testing.assert_array_equal(labels, source.labels[[0, 1, 4, 5]])
   np.testing.assert_array_equal(source.read(2), source.read(4))  # the next good one
   assert source.skipped == {2, 3}  # each is counted once
+
+
+def test_an_error_of_the_storage_is_never_skipped(tmp_path, monkeypatch):
+  """Otherwise, a network that does not answer would silently remove images from the training set."""
+  for k in range(3):
+    save(tmp_path / f'train/{k}.png', pixels(k))
+  source = sources.load(config('folder', tmp_path, broken='skip'), 'train')
+
+  def stale(path):
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+  monkeypatch.setattr(folder_source, '_open_file', stale)
+  for read in (lambda: source.read(0), lambda: source.arrays(8)):
+    with pytest.raises(ValueError, match=r'0.png cannot be read \(Stale file handle\), .*: repair the storage and run'):
+      read()
+  assert not source.skipped
 
 
 def test_the_next_good_image_is_found_past_the_end(tmp_path):
