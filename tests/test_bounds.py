@@ -168,6 +168,8 @@ def test_files_that_are_not_read_are_named(tmp_path, capsys):
     Image.new('RGB', (8, 8)).save(tmp_path / name, format='gif' if 'png' not in name else 'png')
   assert len(sources.load(data('folder', tmp_path), 'train')) == 2
   assert 'train: 2 files are not read (2 .gif), only .jpg, .jpeg, .png' in capsys.readouterr().err
+  sources.load(data('folder', tmp_path), 'train')  # as for test images that are held out of the same folder
+  assert not capsys.readouterr().err
 
 
 def test_scores_that_are_not_finite_are_an_error(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import time
 
 import numpy as np
@@ -219,8 +220,10 @@ def test_links_between_the_images_of_a_folder_are_refused(tmp_path):
     image.with_name(f'link_{image.name}').symlink_to(image)
   with pytest.raises(
     ValueError, match=r'are also in data[.]train_split .*: remove links to other images of the folder$'
-  ):
+  ) as error:
     evaluator_of(builder.build(chosen(tmp_path / 'birds')))
+  first = re.search(r'\(first: (\S+) is (\S+)\)', str(error.value))
+  assert first and first[1] != first[2] and os.path.samefile(first[1], first[2])
 
 
 @pytest.mark.parametrize('linked', ['split', 'class', 'file'])

@@ -194,8 +194,14 @@ def _name_ignored(root: pathlib.Path, types: 'collections.Counter[str]') -> None
   """Prints how many files of a folder are ignored because of their suffix."""
   if types:
     kinds = ', '.join(f'{count:,} {shown(suffix) or "without a suffix"}' for suffix, count in types.most_common(5))
-    known = ', '.join(EXTENSIONS)
-    print(f'{root}: {types.total():,} files are not read ({kinds}), only {known}', file=sys.stderr, flush=True)
+    verb = 'files are' if types.total() > 1 else 'file is'
+    _say_once(f'{root}: {types.total():,} {verb} not read ({kinds}), only {", ".join(EXTENSIONS)}')
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+  """Prints a message to stderr. A folder is read twice if it has both the training and the test images."""
+  print(text, file=sys.stderr, flush=True)
 
 
 def shown(path: str) -> str:

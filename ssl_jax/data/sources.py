@@ -386,11 +386,16 @@ def held_out(source: Source, share: float) -> np.ndarray:
 
 def shared(train: Source, test: Source) -> int:
   """The number of test images that are also training images: the same files, the same records or equal pixels."""
+  return len(same_images(train, test))
+
+
+def same_images(train: Source, test: Source) -> list[tuple[int, int]]:
+  """(position of a training image, position of the same test image), in the sources of decoded images."""
   train, test = train.origin or train, test.origin or test
   if type(train) is not type(test):
-    return 0
-  known = set(train.identities())
-  return sum(image in known for image in test.identities())
+    return []
+  known = {image: k for k, image in enumerate(train.identities())}
+  return [(known[image], k) for k, image in enumerate(test.identities()) if image in known]
 
 
 def _restrict(source: Source, name: str) -> Source:

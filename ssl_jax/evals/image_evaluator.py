@@ -300,12 +300,14 @@ def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[s
   Files and records are compared by identity, not by pixels. Arrays can only be compared by pixels. Since real datasets
   have a few duplicates, arrays are rejected only if duplicates make up more than half of the smaller split.
   """
-  count = sources.shared(train, test)
-  if count > (min(len(train), len(test)) / 2 if isinstance(test.origin or test, sources.Arrays) else 0):
+  same = sources.same_images(train, test)
+  train, test = train.origin or train, test.origin or test
+  if len(same) > (min(len(train), len(test)) / 2 if isinstance(test, sources.Arrays) else 0):
+    first = f'first: {test.where(same[0][1])} is {train.where(same[0][0])}'
     fix = 'give splits without common images, or the same split twice and data.held_out=0.1'
     raise ValueError(
-      f'{names["test"]}: {count:,} of its {len(test):,} images are also in {names["train"]}, each its own nearest '
-      f'neighbor: {"remove links to other images of the folder" if linked else fix}'
+      f'{names["test"]}: {len(same):,} of its {len(test):,} images are also in {names["train"]} ({first}), each its '
+      f'own nearest neighbor: {"remove links to other images of the folder" if linked else fix}'
     )
 
 
