@@ -342,6 +342,26 @@ def test_runs_on_other_images_in_a_file_of_the_same_name_are_not_comparable(runs
 
 
 @pytest.mark.usefixtures('no_files_of_figures')
+@pytest.mark.parametrize('further', [{}, {'train_split': 'extra'}])  # a split for training does not explain it
+def test_runs_tested_on_other_images_under_the_same_name_are_not_comparable(runs, tmp_path, further):
+  other = shutil.copytree(runs / 'seed0', tmp_path / 'other')
+  compared = lambda: compare.compare([runs / 'seed0', other], tmp_path / 'out').with_suffix('.md').read_text()
+  found, config = (json.loads((other / name).read_text()) for name in ('evaluation.json', 'config.json'))
+  found['data']['contents'] = '00000000'
+  config['data'] |= further
+  for name, content in {'evaluation.json': found, 'config.json': config}.items():
+    (other / name).write_text(json.dumps(content))
+  assert 'The accuracies are not comparable: eval.data.contents differs.' in compared()
+  del found['data']['contents']  # written by an older version
+  (other / 'evaluation.json').write_text(json.dumps(found))
+  if further:
+    assert 'not comparable: eval.data' not in compared()
+  else:
+    with pytest.raises(ValueError, match=r'are the same run \(seed 0\): give one'):
+      compared()
+
+
+@pytest.mark.usefixtures('no_files_of_figures')
 def test_an_evaluation_older_than_the_last_step_is_marked(runs, tmp_path):
   other = shutil.copytree(runs / 'seed1', tmp_path / 'other')
   step = json.loads((other / 'evaluation.json').read_text())['step']

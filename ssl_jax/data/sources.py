@@ -328,6 +328,14 @@ def stamp(path: str | os.PathLike[str]) -> str:
   return f'{found.st_size} {found.st_mtime_ns}'
 
 
+def checksums(*found: Source) -> dict[str, str]:
+  """Checksums that tell apart datasets of the same name: `contents` and, for files of their own, `sizes`."""
+  joined = {'contents': ' '.join(source.contents() for source in found)}
+  if sizes := ' '.join(source.sizes() for source in found).strip():
+    joined['sizes'] = sizes
+  return joined
+
+
 def stamps(paths: Sequence[str]) -> Iterator[str]:
   """`stamp` of each file, in order."""
   parts = [paths[start : start + BULK] for start in range(0, len(paths), BULK)]

@@ -122,7 +122,8 @@ class ImageEvaluator:
     if choice.finetune:
       say(f'training on labels ({choice.finetune})')
       numbers |= finetune.evaluate(run, state)
-    results = {**outline(run, int(state.step)), **numbers}
+    compared = [run.eval_test, *([run.eval_train] if choice.data.name else [])]
+    results = {**outline(run, int(state.step), *compared), **numbers}
     if run.config.data.broken == 'skip':
       results['broken_images_skipped'] = {split: len(source.skipped) for split, source in self.sources.items()}
     return results, arrays
@@ -249,12 +250,15 @@ class ImageEvaluator:
     return knn.accuracy(bank, bank_labels, queries, labels, topk=(1,), **self._votes) if self.k else {}
 
 
-def outline(run: Run, step: int) -> dict[str, Any]:
-  """The first entries of evaluation.json: the checkpoint, the data and the settings."""
+def outline(run: Run, step: int, *compared: sources.Source) -> dict[str, Any]:
+  """The first entries of evaluation.json: the checkpoint, the data and the settings.
+
+  The checksums of the images `compared` tell `--mode=compare` whether two runs were evaluated on the same ones.
+  """
   return {
     'step': step,
     'epoch': run.epoch(step),
-    'data': {'name': run.eval_data['name'], **resolve.split_names(run.eval_data)},
+    'data': {'name': run.eval_data['name'], **resolve.split_names(run.eval_data), **sources.checksums(*compared)},
     'settings': relevant(run.config.eval, 'eval.'),
   }
 

@@ -59,7 +59,8 @@ class ImageTextEvaluator:
     if self.images:
       numbers, arrays = self.images.results(state, workdir)
     else:
-      numbers = {**outline(run, int(state.step)), 'features': choice.features, 'images': {'test': len(self.test)}}
+      numbers = outline(run, int(state.step), self.test)
+      numbers |= {'features': choice.features, 'images': {'test': len(self.test)}}
       arrays = {}
     found, details = self._scores(run.devices.replicate(state), measured=True)
     measures = {**details.pop('measures'), **numbers.pop('measures', {})}

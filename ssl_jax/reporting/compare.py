@@ -33,6 +33,8 @@ OF_KIND = {
   'text_to_image': ('eval.retrieval',),
 }
 AVERAGED = ('spearman', 'transfer')  # names of accuracies on several sets, with their mean under NAME_mean
+# {section with checksums of images: config keys that explain why they differ}.
+EXPLAINED = {'data': ('data.', 'imbalance.'), 'eval.data': OF_TEST}
 MOST_KEYS = 3  # in a label; if more keys differ, the label is only the folder
 
 
@@ -63,11 +65,12 @@ def _differing(runs: Sequence[FinishedRun]) -> dict[str, list]:
   configs = [{k: v for k, v in run.settings.items() if k != 'seed' and v != ''} if run.config else {} for run in runs]
   distinct = lambda key: {json.dumps(config.get(key)) for config in configs if config}
   keys = [key for key in sorted(set().union(*configs)) if len(distinct(key)) > 1]
-  # Another training split has other images of the same data. Runs without checkpoints have no checksums.
-  checksums = {f'data.{key}' for key in CHECKSUMS}
-  explained = any(key.startswith(('data.', 'imbalance.')) for key in keys if key not in checksums)
-  unknown = {key for key in checksums if explained or not all(key in config for config in configs if config)}
-  keys = [key for key in keys if key not in unknown]
+  # Another split has other images of the same data. Runs without checkpoints and older evaluations have no checksums.
+  checksums = {f'{section}.{key}': section for section in EXPLAINED for key in CHECKSUMS}
+  others = [key for key in keys if key not in checksums]
+  explained = {section for section, causes in EXPLAINED.items() if any(key.startswith(causes) for key in others)}
+  unknown = {key for key in checksums if not all(key in config for config in configs if config)}
+  keys = [key for key in keys if key not in unknown and checksums.get(key) not in explained]
   return {key: [config.get(key) for config in configs] for key in keys}
 
 

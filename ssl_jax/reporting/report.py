@@ -45,10 +45,10 @@ MEASURES = {
 # What a report requires of the files of a workdir. They are checked, because they may be damaged.
 SECTIONS = ('method', 'data', 'model', 'loss')
 EVALUATION: dict[str, Any] = {'step': int, 'epoch': int | float, 'features': str, 'file': str}
-EVALUATION |= dict.fromkeys(('settings', 'measures', 'classes'), dict)
+EVALUATION |= dict.fromkeys(('data', 'settings', 'measures', 'classes'), dict)
 
 
-CHECKSUMS = ('contents', 'sizes')  # keys that `Run.identity` adds to `data`, and that tell two datasets apart
+CHECKSUMS = ('contents', 'sizes')  # keys of `sources.checksums`, which tell two datasets apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +109,8 @@ class FinishedRun:
     if found.get('data.source', 'tfds') not in ('tfds', 'imagenet', 'embedded'):  # their name identifies them
       found['data.file'] = pathlib.PurePath(self.config['data']['path']).name
       found |= {f'data.{key}': value for key, value in self.trained_on.items()}
+    tested = self.evaluation.get('data', {})
+    found |= {f'eval.data.{key}': tested[key] for key in CHECKSUMS if key in tested}
     return found | self._lineage(found)
 
   def _lineage(self, own: Mapping) -> dict:

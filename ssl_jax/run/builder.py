@@ -72,9 +72,7 @@ class Run:
   def identity(self) -> dict[str, Any]:
     """What a checkpoint must match: the config, the training examples, and values of the modality."""
     known = self.config.to_dict()
-    found = {'images': len(self.train), 'contents': self.train.contents(), **self.modality.identity(self.train)}
-    if sizes := self.train.sizes():
-      found['sizes'] = sizes
+    found = {'images': len(self.train), **sources.checksums(self.train), **self.modality.identity(self.train)}
     return {**known, 'data': {**known['data'], **found}}
 
   def initial_state(self) -> State:

@@ -87,7 +87,17 @@ def test_a_run_is_evaluated_on_another_set_besides_its_own(trained, another_set,
   found = evaluate.evaluate(other, copied)
   assert (found['images']['train'], found['images']['test']) == (18, 12)
   assert len(found['classes']['test']) == 3 and found['knn5'] > 60  # brightness distinguishes them
+  checksums = found['data'].pop('contents').split()  # test, training
   assert found['data'] == {'name': 'shades/of grey', 'train_split': 'train', 'test_split': 'test'}
+  with np.load(another_set) as arrays:
+    ends = dict(arrays)
+  ends['train_images'] = 255 - ends['train_images']
+  np.savez(tmp_path / 'other.npz', **ends)
+  config.override(other, 'eval.data.path', str(tmp_path / 'other.npz'))
+  again = evaluate.evaluate(other, copied)['data']['contents']
+  assert [a == b for a, b in zip(checksums, again.split(), strict=True)] == [True, False]
+  config.override(other, 'eval.data.path', str(another_set))
+  found = evaluate.evaluate(other, copied)
   assert json.loads((copied / 'evaluation_shades_of_grey.json').read_text()) == found
   assert json.loads((copied / 'evaluation.json').read_text()) == results
   other.eval.finetune = 'linear'
