@@ -336,7 +336,7 @@ def checksums(*found: Source) -> dict[str, str]:
   return joined
 
 
-def stamps(paths: Sequence[str]) -> Iterator[str]:
+def stamps(paths: Sequence[str] | np.ndarray) -> Iterator[str]:
   """`stamp` of each file, in order."""
   parts = [paths[start : start + BULK] for start in range(0, len(paths), BULK)]
   with ThreadPoolExecutor(WAITING) as pool:
