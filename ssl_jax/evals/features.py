@@ -185,8 +185,8 @@ def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
 def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
   """Reads `folder`/`name`.npz, or computes and stores the arrays and deletes other .npz files.
 
-  A damaged file is replaced. A run with several processes never uses the cache, because all processes must do the same
-  and they might not share a disk.
+  A damaged file is replaced. If there is no space for a file, a warning is printed. A run with several processes never
+  uses the cache, because all processes must do the same and they might not share a disk.
   """
   file = folder / f'{name}.npz'
   if jax.process_count() > 1:
@@ -198,9 +198,9 @@ def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.n
     except npz.BROKEN_ARCHIVE as error:
       files.warn(f'{file} cannot be read ({files.reason(error)}): the features are computed again')
   arrays = compute()
-  with files.naming(folder):
+  part = folder / f'{os.getpid()}.part'  # another evaluation may write here, too
+  try:
     folder.mkdir(exist_ok=True)
-    part = folder / f'{os.getpid()}.part'  # another evaluation may write here, too
     try:
       with part.open('wb') as stream:
         np.savez(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
@@ -209,4 +209,6 @@ def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.n
       part.replace(file)
     finally:
       part.unlink(missing_ok=True)
+  except OSError as error:  # the features of a large set took hours to compute, and may need more space than is left
+    files.warn(f'{folder} cannot be written ({files.reason(error)}): the next evaluation computes the features again')
   return arrays

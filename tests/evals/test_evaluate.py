@@ -1,5 +1,6 @@
 """Evaluation of runs and of stored features: correct numbers, reproducible digits, clear errors for unusable data."""
 
+import errno
 import json
 import os
 import shutil
@@ -303,6 +304,20 @@ def test_damaged_features_are_computed_again(tmp_path, content, capsys):
   np.testing.assert_array_equal(features.cached(tmp_path / 'features', 'a', compute)['x'], np.arange(1000))
   assert 'a.npz cannot be read' in capsys.readouterr().err
   assert file.read_bytes() == stored
+
+
+def test_features_that_cannot_be_stored_are_not_lost(tmp_path, monkeypatch, capsys):
+  """Those of ImageNet take hours, and more space than a workdir may have left."""
+
+  def full(stream, **arrays):
+    stream.write(b'PK')
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(np, 'savez', full)
+  assert features.cached(tmp_path / 'features', 'a', lambda: {'x': 3}) == {'x': 3}
+  said = capsys.readouterr().err
+  assert 'features cannot be written (No space left on device): the next evaluation computes' in said
+  assert said.count('\n') == 1 and not list((tmp_path / 'features').iterdir())
 
 
 def test_two_evaluations_may_store_features_at_once(tmp_path, monkeypatch):
