@@ -180,8 +180,7 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   if modality.name == 'pairs':
     written |= _text_files(config, params, batch_stats, workdir, eval_view, notes)
   folder = files.writable(workdir / 'export')
-  for name, data in written.items():
-    files.write_bytes(folder / name, data)
+  files.write_together({folder / name: data for name, data in written.items()})
   print(f'{config.model.name} at step {about["step"]}, {notes.inputs} to {about["features"]} features: {folder}')
   print(f'  {", ".join(written)}; README.md has the code that loads them')
   return folder

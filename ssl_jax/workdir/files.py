@@ -214,15 +214,24 @@ def write_text(file: pathlib.Path, text: str) -> None:
 
 def write_bytes(file: pathlib.Path, data: bytes) -> None:
   """Writes a file completely or not at all."""
-  part = file.with_name(file.name + '.part')
-  with naming(file):
-    try:
-      part.write_bytes(data)
-      part.replace(file)
-    except OSError:
+  write_together({file: data})
+
+
+def write_together(contents: Mapping[pathlib.Path, bytes]) -> None:
+  """Writes files that belong together, all of them or, if there is no space, none."""
+  parts = {file: file.with_name(file.name + '.part') for file in contents}
+  try:
+    for file, part in parts.items():
+      with naming(file):
+        part.write_bytes(contents[file])
+    for file, part in parts.items():
+      with naming(file):
+        part.replace(file)
+  except OSError:
+    for part in parts.values():
       with contextlib.suppress(OSError):
         part.unlink(missing_ok=True)  # it may be filling the disk
-      raise
+    raise
 
 
 @contextlib.contextmanager

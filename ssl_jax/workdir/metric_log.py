@@ -236,8 +236,8 @@ def write_evaluation(workdir: pathlib.Path, results: Mapping, arrays: Mapping[st
   stem = evaluation_name(name)
   stream = io.BytesIO()
   np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
-  files.write_bytes(workdir / f'{stem}.npz', stream.getvalue())
-  write_text(workdir / f'{stem}.json', json.dumps(results, indent=2, allow_nan=False) + '\n')
+  text = json.dumps(results, indent=2, allow_nan=False) + '\n'
+  files.write_together({workdir / f'{stem}.npz': stream.getvalue(), workdir / f'{stem}.json': text.encode()})
   of = results['file'] if 'file' in results else f'step {results["step"]}'
   when = f'{of}, {name}' if name else of
   print(progress.sentence(when, {k: v for k, v in progress.accuracies(results).items() if isinstance(v, float)}))

@@ -238,6 +238,27 @@ def test_a_disk_that_fills_during_a_save_is_one_line(tmp_path, monkeypatch):
   assert not list((tmp_path / 'run' / 'checkpoints').iterdir())  # the part that was written would fill the disk
 
 
+def test_files_that_belong_together_are_all_replaced_or_none(tmp_path, monkeypatch):
+  """Otherwise, an export on a full disk has the encoder of one step and the projector of another."""
+  encoder, projector = tmp_path / 'model.safetensors', tmp_path / 'projector.safetensors'
+  files.write_together({encoder: b'1', projector: b'1'})
+  write = pathlib.Path.write_bytes
+
+  def full(path, data):
+    if path.name.startswith('projector'):
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return write(path, data)
+
+  with monkeypatch.context() as patched:
+    patched.setattr(pathlib.Path, 'write_bytes', full)
+    with pytest.raises(OSError, match='No space left') as caught:
+      files.write_together({encoder: b'2', projector: b'2'})
+  assert caught.value.filename == str(projector)
+  assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {encoder.name: b'1', projector.name: b'1'}
+  files.write_together({encoder: b'2', projector: b'2'})
+  assert (encoder.read_bytes(), projector.read_bytes()) == (b'2', b'2')
+
+
 def test_a_disk_that_is_full_for_metrics_is_named(tmp_path):
   log = metric_log.MetricLog(tmp_path, 0, tensorboard=True)
   log.file.close()
