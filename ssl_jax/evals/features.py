@@ -1,11 +1,13 @@
 """Extraction of the features of a whole data source, on all devices, once for all evaluations."""
 
+import contextlib
 import functools
 import hashlib
 import itertools
 import json
 import os
 import pathlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -27,6 +29,7 @@ from ssl_jax.workdir import files
 
 # The layers whose outputs are evaluated, in the order of the report.
 LAYERS = ('backbone', 'projector')
+ABANDONED = 3600  # seconds
 
 
 def image_size(config: ConfigDict) -> int:
@@ -182,6 +185,13 @@ def digest(settings: dict, weights: Any, *data: sources.Source) -> str:
   return found.hexdigest()
 
 
+def _abandoned(part: pathlib.Path) -> bool:
+  """Whether a killed evaluation left this file: nothing has been written to it for `ABANDONED` seconds."""
+  with contextlib.suppress(FileNotFoundError):  # another evaluation has finished it
+    return time.time() - part.stat().st_mtime > ABANDONED
+  return False
+
+
 def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
   """Reads `folder`/`name`.npz, or computes and stores the arrays and deletes other .npz files.
 
@@ -204,7 +214,7 @@ def cached(folder: pathlib.Path, name: str, compute: Callable[[], dict[str, np.n
     try:
       with part.open('wb') as stream:
         np.savez(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
-      for old in folder.glob('*.npz'):
+      for old in (*folder.glob('*.npz'), *filter(_abandoned, folder.glob('*.part'))):
         old.unlink(missing_ok=True)
       part.replace(file)
     finally:

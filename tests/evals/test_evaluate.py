@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import time
 
 import jax
 import numpy as np
@@ -292,6 +293,15 @@ def test_only_the_newest_features_stay_stored(tmp_path):
   for name in ('a', 'b'):
     features.cached(tmp_path / 'features', name, lambda: {'x': np.arange(3)})
   assert [file.name for file in (tmp_path / 'features').iterdir()] == ['b.npz']
+
+
+def test_what_a_killed_evaluation_wrote_is_removed_but_not_what_another_one_writes(tmp_path):
+  (tmp_path / 'features').mkdir()
+  for name, age in {'1.part': 7200, '2.part': 60}.items():
+    (tmp_path / 'features' / name).write_bytes(b'PK')
+    os.utime(tmp_path / 'features' / name, times=(time.time() - age,) * 2)
+  features.cached(tmp_path / 'features', 'a', lambda: {'x': np.arange(3)})
+  assert {file.name for file in (tmp_path / 'features').iterdir()} == {'2.part', 'a.npz'}
 
 
 @pytest.mark.parametrize('content', [b'', b'PK', None])
