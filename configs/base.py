@@ -20,7 +20,7 @@ def get_config(arg: str = '') -> ConfigDict:
   config.epochs = 200  # passes over the training examples
   config.steps = 0  # train for this many steps instead (0: use epochs)
   config.batch_size = 128  # examples per step, in total over all devices
-  config.deterministic = True  # on a GPU: runs are bitwise reproducible, but 6 to 11 % slower
+  config.deterministic = True  # on a GPU: runs are bitwise reproducible, but 4 to 9 % slower
   config.dtype = 'bfloat16'  # network compute dtype: bfloat16 or float32; losses, statistics and weights are float32
 
   config.data = ConfigDict()

@@ -29,7 +29,7 @@ def draw_views(config: ConfigDict, workdir: str, images: int = 8, draws: int = 4
   augments = image_views(config, on_device=True).training  # crops on the host follow the same distribution
   folder = files.writable(workdir)
   images = min(images, len(run.train))
-  chosen = np.arange(images) * (len(run.train) // images)
+  chosen = np.linspace(0, len(run.train) - 1, images).astype(int)
   originals, found = features.squares(run.train, chosen, config.data.image_size)
   stored, _ = features.squares(run.train, chosen, stored_size(config))
   columns, to_pixels = [originals], run.views.to_pixels

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -152,7 +153,7 @@ def sentence(when: str, results: Mapping[str, float]) -> str:
 
 
 def finish(workdir: pathlib.Path, summary: Mapping) -> None:
-  """Prints the results of a run and the paths of its files."""
+  """Prints the results of a run, the paths of its files, and the commands that usually come next."""
   if jax.process_index() > 0:
     return
   if found := accuracies(summary):
@@ -160,6 +161,11 @@ def finish(workdir: pathlib.Path, summary: Mapping) -> None:
   for name, text in FILES.items():
     if (workdir / name).exists():
       print(f'  {text + ":":48}{workdir / name}')
+  commands = {'evaluate': 'all evaluations', 'report': 'a page of numbers and figures'}
+  if not found or (workdir / 'evaluation.json').exists():  # the images may have no labels, or are evaluated already
+    del commands['evaluate']
+  for mode, text in commands.items():
+    print(f'  {text + ":":48}python main.py --mode={mode} --workdir={shlex.quote(str(workdir))}')
 
 
 def _numbers(row: Mapping[str, float]) -> str:
