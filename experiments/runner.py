@@ -38,6 +38,7 @@ from ssl_jax.reporting import figures
 from ssl_jax.workdir import metric_log, progress
 
 GRACE = 2.0  # minutes that runs may exceed the budget before they are stopped
+FAILURES = 3  # after so many runs in a row that fail with the same error, no more are started
 
 
 def missing(sweep: Sweep, finished: Mapping, only: Sequence[str] = (), seeds: int = 0) -> list[tuple[Row, int]]:
@@ -217,11 +218,17 @@ class Session:
   def __post_init__(self):
     self.begin, self.device, self.finished = time.monotonic(), device_here(), tables.done(self.sweep, self.folder)
     self.jobs, self.running, self.failed, self.stopping = [], [], [], False
+    self.errors = []  # of the runs that failed since the last one that did not
 
   @property
   def at_once(self) -> int:
     """Runs on the device, including those of other sweeps."""
     return self.side_by_side + self.others
+
+  @property
+  def hopeless(self) -> bool:
+    """Whether the remaining runs would fail like the last ones, for example because the data is not prepared."""
+    return len(self.errors) >= FAILURES and len(set(self.errors)) == 1
 
   def elapsed(self) -> float:
     return (time.monotonic() - self.begin) / 60
@@ -231,7 +238,7 @@ class Session:
 
   def plan(self) -> tuple[Row, int, float] | None:
     """The first missing run that would end within the budget, with its minutes; None if no run can start now."""
-    if self.stopping or len(self.running) >= self.side_by_side:
+    if self.stopping or self.hopeless or len(self.running) >= self.side_by_side:
       return None
     alone = lambda row, seed: estimate(self.sweep, row, seed, self.finished, self.device, self.runs)
     running = [alone(child.row, child.seed) for child in self.running]
@@ -280,9 +287,12 @@ class Session:
     try:
       result = child.result(command=command, **facts)
     except (ValueError, OSError, KeyError) as error:
-      self.failed += [] if self.stopping else [child.name]
+      if not self.stopping:
+        self.failed.append(child.name)
+        self.errors.append(str(error))
       self.say(f'{child.name} {"stopped; the same command resumes it" if self.stopping else "failed"}: {error}')
       return
+    self.errors.clear()
     tables.append(self.folder / 'results.jsonl', result)
     self.finished[child.row.name, child.seed] = result
     shutil.rmtree(child.workdir / 'features', ignore_errors=True)  # up to 1 GB, and main.py can recompute it
@@ -326,6 +336,8 @@ def run(
     session.stop(signal.SIGTERM)  # after an exception, runs are still active
     for number, handler in zip(stops, previous, strict=True):
       signal.signal(number, handler)
+  if session.hopeless:
+    session.say(f'gives up after {len(session.errors)} runs with the same error: fix it, and run the same command')
   if session.jobs:
     row, seed = session.jobs[0]
     session.say(f'{len(session.jobs)} runs are still missing; next is {row.name}, seed {seed}')

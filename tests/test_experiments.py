@@ -370,6 +370,16 @@ def test_a_failed_run_is_reported_and_the_others_continue(place, tmp_path, capsy
   assert '| 80.00 (80.50) |' in (folder / 'README.md').read_text()
 
 
+def test_runs_that_all_fail_with_the_same_error_are_not_all_tried(place, tmp_path, capsys):
+  _, run = place
+  rows = [tau(0.1 * k) for k in range(1, 7)]
+  (tmp_path / 'same.py').write_text('import sys\nsys.exit("ssl_jax: the data is not prepared")')
+  assert len(run(sweep_of(*rows), program=str(tmp_path / 'same.py'))) == runner.FAILURES == 3
+  assert 'gives up after 3 runs with the same error' in capsys.readouterr().out
+  (tmp_path / 'own.py').write_text('import sys\nsys.exit(f"ssl_jax: {sys.argv}")')  # another error each
+  assert len(run(sweep_of(*rows), program=str(tmp_path / 'own.py'))) == 6
+
+
 def test_a_run_that_is_killed_names_its_log(place, tmp_path, capsys):
   _, run = place
   (tmp_path / 'killed.py').write_text(
