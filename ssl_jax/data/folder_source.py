@@ -195,12 +195,12 @@ def _name_ignored(root: pathlib.Path, types: 'collections.Counter[str]') -> None
   if types:
     kinds = ', '.join(f'{count:,} {shown(suffix) or "without a suffix"}' for suffix, count in types.most_common(5))
     verb = 'files are' if types.total() > 1 else 'file is'
-    _say_once(f'{root}: {types.total():,} {verb} not read ({kinds}), only {", ".join(EXTENSIONS)}')
+    say_once(f'{root}: {types.total():,} {verb} not read ({kinds}), only {", ".join(EXTENSIONS)}')
 
 
 @functools.cache
-def _say_once(text: str) -> None:
-  """Prints a message to stderr. A folder is read twice if it has both the training and the test images."""
+def say_once(text: str) -> None:
+  """Prints a message to stderr. Data is read twice if it has both the training and the test images."""
   print(text, file=sys.stderr, flush=True)
 
 

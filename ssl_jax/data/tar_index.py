@@ -18,7 +18,7 @@ from ssl_jax.data.shards import Shard
 BLOCK = 512  # bytes of a header; all offsets are multiples of it
 LONGEST_HEADER = 2**20  # maximum bytes of a long name or an extended header
 LONGEST_TEXT = 2**20  # maximum bytes of a .txt, .cls or .json
-VERSION = 2  # of the stored index: its format, and what counts as a problem
+VERSION = 3  # of the stored index: its format, and what counts as a problem
 
 TEXT, JSON = 1, 2  # kinds of caption file; 0: none
 ITEM = np.dtype(
@@ -40,6 +40,7 @@ class Index(NamedTuple):
   items: np.ndarray  # ITEM [n]
   codes: np.ndarray  # int32 [n]: index into `names` of the label of each sample, or -1
   names: tuple[str, ...]
+  misnamed: int  # samples whose only images have other names than KEY.jpg, such as KEY.1.jpg
   problem: str  # what is wrong with the shard after these samples, or ''
 
 
@@ -139,7 +140,7 @@ def name_at(descriptor: int, head: int) -> str:
 def scan(shard: Shard) -> Index:
   """Finds the samples of a shard: files with the same name up to the first dot. The last of duplicate names is used."""
   samples: dict[str, dict[str, Member]] = {}
-  problem = ''
+  misnamed, problem = 0, ''
   rows, labels = [], []
   descriptor = os.open(shard.path, os.O_RDONLY)
   try:
@@ -158,12 +159,14 @@ def scan(shard: Shard) -> Index:
         place = (text.offset, text.size, kind) if text else (0, 0, 0)
         rows.append((0, image.offset - image.head, image.offset, image.size, *place))
         labels.append(label)
+      else:
+        misnamed += any(suffix.endswith(IMAGES) for suffix in sample)
   finally:
     os.close(descriptor)
   names = sorted({label for label in labels if label})
   number = {name: k for k, name in enumerate(names)} | {'': -1}
   codes = np.array([number[label] for label in labels], np.int32)
-  return Index(np.array(rows, ITEM), codes, tuple(names), problem)
+  return Index(np.array(rows, ITEM), codes, tuple(names), misnamed, problem)
 
 
 def _describe(descriptor: int, sample: Mapping[str, Member]) -> tuple[Member | None, int, str]:
@@ -241,15 +244,15 @@ def stored(shard: Shard) -> Index | None:
     with contextlib.suppress(KeyError, *BROKEN_ARCHIVE):  # a KeyError if it lacks an array
       found = read_npz(file, ('items', 'codes', 'texts', 'stamp'))
       if found['stamp'].tolist() == [VERSION, shard.size, shard.mtime] and found['items'].dtype == ITEM:
-        *names, problem = json.loads(found['texts'].tobytes())
-        return Index(found['items'], found['codes'], tuple(names), problem)
+        *names, misnamed, problem = json.loads(found['texts'].tobytes())
+        return Index(found['items'], found['codes'], tuple(names), misnamed, problem)
   return None
 
 
 def make(shard: Shard) -> Index:
   """Scans a shard and stores its index next to the shard or, if that is not writable, in the user's cache folder."""
   index = scan(shard)
-  texts = np.frombuffer(json.dumps([*index.names, index.problem]).encode(), np.uint8)
+  texts = np.frombuffer(json.dumps([*index.names, index.misnamed, index.problem]).encode(), np.uint8)
   stamp = np.array([VERSION, shard.size, shard.mtime], np.int64)
   for file in _places(shard):
     part = file.with_name(f'{file.name}.{secrets.token_hex(4)}.part')  # several processes may write the same index

@@ -16,7 +16,7 @@ from PIL import Image
 
 from ssl_jax.data import shards, tar_index
 from ssl_jax.data.decoding import check_size, open_image
-from ssl_jax.data.folder_source import shown
+from ssl_jax.data.folder_source import say_once, shown
 from ssl_jax.data.shards import Shard
 from ssl_jax.data.sources import THREADS, Source, digest_of, reject_gaps, without_labels
 from ssl_jax.data.tar_index import JSON, Index
@@ -128,7 +128,10 @@ def _indices(files: Sequence[Shard]) -> list[Index]:
 
 
 def _report(data: Mapping[str, Any], files: Sequence[Shard], found: Sequence[Index]) -> None:
-  """Raises an error for the first damaged shard or, with data.broken=skip, prints a line for each."""
+  """Raises an error for the first damaged shard or, with data.broken=skip, prints a line for each.
+
+  Also prints how many samples are not read because of the names of their images.
+  """
   for file, index in zip(files, found, strict=True):
     if index.problem and data['broken'] == 'error':
       raise ValueError(
@@ -137,6 +140,12 @@ def _report(data: Mapping[str, Any], files: Sequence[Shard], found: Sequence[Ind
     if index.problem:
       kept = f'the {len(index.items):,} images before that are used'
       print(f'{shown(file.path)} {index.problem}: {kept}', file=sys.stderr, flush=True)
+  if misnamed := sum(index.misnamed for index in found):
+    first = next(file for file, index in zip(files, found, strict=True) if index.misnamed)
+    folder, verb = shown(os.path.dirname(first.path)), 'samples are' if misnamed > 1 else 'sample is'
+    known = ', '.join(f'KEY{suffix}' for suffix in tar_index.IMAGES)
+    why = f'the image has another name than {known}, where KEY has no dot'
+    say_once(f'{folder}: {misnamed:,} {verb} not read (first in {first.name}), because {why}')
 
 
 def _labels(

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ssl_jax.data import npz, pipeline, shards, sources, tar_index, tar_source
+from ssl_jax.data import folder_source, npz, pipeline, shards, sources, tar_index, tar_source
 from ssl_jax.evals import features
 from tests.data.test_sources import fails
 
@@ -139,6 +139,15 @@ def test_a_set_without_text_or_labels(tmp_path, capsys):
   write(tmp_path / 'train-1.tar', sample(2, cls=b'7'))
   assert sources.load(config(tmp_path), 'train').labels is None
   assert '2 of 3 images have no label (first in train-0.tar): labels are not used' in capsys.readouterr().err
+
+
+def test_images_whose_names_have_two_dots_are_counted(tmp_path, capsys):
+  members = [*sample(0), ('000001.left.png', encode(pixels(1))), ('000001.right.png', encode(pixels(1)))]
+  write(tmp_path / 'train-0.tar', [*members, ('000002.txt', b'no image')])
+  for _ in range(2):  # scanned, then from the stored index
+    folder_source.say_once.cache_clear()
+    assert len(tar_source.load(config(tmp_path), 'train')) == 1
+    assert '1 sample is not read (first in train-0.tar), because the image has another name' in capsys.readouterr().err
 
 
 def test_negative_numbers_are_no_labels(tmp_path, capsys):
