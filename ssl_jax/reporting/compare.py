@@ -34,7 +34,13 @@ OF_KIND = {
 }
 AVERAGED = ('spearman', 'transfer')  # names of accuracies on several sets, with their mean under NAME_mean
 # {section with checksums of images: config keys that explain why they differ}.
-EXPLAINED = {'data': ('data.', 'imbalance.'), 'eval.data': OF_TEST}
+EXPLAINED = {
+  'data': (
+    *('data.source', 'data.name', 'data.file', 'data.train_split', 'data.held_out', 'data.classes', 'data.columns'),
+    'imbalance.',
+  ),
+  'eval.data': OF_TEST,
+}
 MOST_KEYS = 3  # in a label; if more keys differ, the label is only the folder
 
 
