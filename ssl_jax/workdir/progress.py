@@ -162,7 +162,7 @@ def finish(workdir: pathlib.Path, summary: Mapping) -> None:
     if (workdir / name).exists():
       print(f'  {text + ":":48}{workdir / name}')
   commands = {'evaluate': 'all evaluations', 'report': 'a page of numbers and figures'}
-  if not found or (workdir / 'evaluation.json').exists():  # the images may have no labels, or are evaluated already
+  if not found or any(workdir.glob('evaluation*.json')):  # the images may have no labels, or are evaluated already
     del commands['evaluate']
   for mode, text in commands.items():
     print(f'  {text + ":":48}python main.py --mode={mode} --workdir={shlex.quote(str(workdir))}')

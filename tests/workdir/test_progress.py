@@ -10,6 +10,7 @@ from ssl_jax.workdir import progress
   [
     ([], {'knn5': 50.0}, ['evaluate', 'report']),
     (['evaluation.json'], {'knn5': 50.0}, ['report']),
+    (['evaluation_photos.json'], {'knn5': 50.0}, ['report']),
     ([], {}, ['report']),  # without labels, an evaluation would be an error
   ],
 )
