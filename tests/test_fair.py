@@ -77,7 +77,7 @@ def test_no_selection_trains_on_the_held_out_images(tmp_path, resolved):
     assert splits == HELD_OUT and not chosen['data']['held_out'] and not any(chosen['eval']['data'].values())
   data = data_config('tfds', tmp_path, **{key.removeprefix('data.'): value for key, value in HELD_OUT.items()})
   train_images, test_images = (sources.load(data, split) for split in ('train', 'test'))
-  assert (len(train_images), len(test_images)) == (9, 1) and sources.shared(train_images, test_images) == 0
+  assert (len(train_images), len(test_images)) == (9, 1) and sources.same_images(train_images, test_images) == []
 
 
 def test_a_final_row_needs_all_nine_settings_of_its_loss():

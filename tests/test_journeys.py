@@ -96,7 +96,7 @@ def test_folders_named_train_and_val_are_the_splits(tmp_path):
   fill(tmp_path / 'Val', 3, first=6)
   train, test = splits(tmp_path)
   assert (len(train), len(test), train.class_names) == (18, 9, CLASSES)
-  assert sources.shared(train, test) == 0
+  assert sources.same_images(train, test) == []
 
 
 def test_class_folders_without_splits_are_divided_by_a_hash_of_the_names(tmp_path):

@@ -392,13 +392,11 @@ def held_out(source: Source, share: float) -> np.ndarray:
   return chosen
 
 
-def shared(train: Source, test: Source) -> int:
-  """The number of test images that are also training images: the same files, the same records or equal pixels."""
-  return len(same_images(train, test))
-
-
 def same_images(train: Source, test: Source) -> list[tuple[int, int]]:
-  """(position of a training image, position of the same test image), in the sources of decoded images."""
+  """The test images that are also training images: the same files, the same records or equal pixels.
+
+  Returns (position of the training image, position of the test image), in the sources of decoded images.
+  """
   train, test = train.origin or train, test.origin or test
   if type(train) is not type(test):
     return []

@@ -22,6 +22,7 @@ from ssl_jax.data.sources import THREADS, Source, digest_of, reject_gaps, withou
 from ssl_jax.data.tar_index import JSON, Index
 
 OPEN = 64  # shards that a process keeps open
+NAMES = ', '.join(f'KEY{suffix}' for suffix in tar_index.IMAGES)
 
 
 class Tar(Source):
@@ -111,8 +112,7 @@ def load(data: Mapping[str, Any], split: str) -> Tar:
   items = np.concatenate([index.items for index in found])
   items['shard'] = np.repeat(np.arange(len(files)), [len(index.items) for index in found])
   if not len(items):
-    known = ', '.join(f'KEY{suffix}' for suffix in tar_index.IMAGES)
-    raise ValueError(f'data.{split}_split = {data[f"{split}_split"]!r} has no images ({known}): check data.path')
+    raise ValueError(f'data.{split}_split = {data[f"{split}_split"]!r} has no images ({NAMES}): check data.path')
   labels, names = _labels(data, split, files, found)
   source = Tar(items, labels, names, data['broken'], files=files)
   source.window = data.get('shuffle_window', 0)
@@ -143,8 +143,7 @@ def _report(data: Mapping[str, Any], files: Sequence[Shard], found: Sequence[Ind
   if misnamed := sum(index.misnamed for index in found):
     first = next(file for file, index in zip(files, found, strict=True) if index.misnamed)
     folder, verb = shown(os.path.dirname(first.path)), 'samples are' if misnamed > 1 else 'sample is'
-    known = ', '.join(f'KEY{suffix}' for suffix in tar_index.IMAGES)
-    why = f'the image has another name than {known}, where KEY has no dot'
+    why = f'the image has another name than {NAMES}, where KEY has no dot'
     say_once(f'{folder}: {misnamed:,} {verb} not read (first in {first.name}), because {why}')
 
 

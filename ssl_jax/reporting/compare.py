@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from ssl_jax.evals.scoring import mean_and_spread
 from ssl_jax.reporting import figures, page
 from ssl_jax.reporting.page import Figure, Number, Part, Section, Table
-from ssl_jax.reporting.report import CHECKSUMS, MEASURES, FinishedRun, with_unit
+from ssl_jax.reporting.report import CHECKSUMS, MEASURES, UNIFORMITY_TOLERANCE, FinishedRun, with_unit
 from ssl_jax.workdir.files import writable
 
 # Config keys that change the definition of the loss, which makes loss values incomparable.
@@ -176,8 +176,7 @@ def _measures(groups: Mapping[str, Sequence[FinishedRun]]) -> list[Section]:
     points = {name: [c[key].value for key in both] for name, c in cells.items() if all(key in c for key in both)}
     if points:
       drawn = figures.uniformity_tolerance(points)
-      caption = 'Negative uniformity and same-label similarity: up and to the right is better.'
-      parts.append(Figure(f'uniformity_tolerance_{space}', caption, drawn))
+      parts.append(Figure(f'uniformity_tolerance_{space}', UNIFORMITY_TOLERANCE, drawn))
     sections.append(Section(f'Measures of the {space} features', '', parts))
   return sections
 

@@ -42,6 +42,7 @@ MEASURES = {
 }
 
 
+UNIFORMITY_TOLERANCE = 'Negative uniformity and same-label similarity: up and to the right is better.'  # a caption
 # What a report requires of the files of a workdir. They are checked, because they may be damaged.
 SECTIONS = ('method', 'data', 'model', 'loss')
 EVALUATION: dict[str, Any] = {'step': int, 'epoch': int | float, 'features': str, 'file': str}
@@ -335,8 +336,7 @@ def _representation(run: FinishedRun) -> list[Section]:
   points = {name: [found[key] for key in both] for name, found in spaces.items() if all(key in found for key in both)}
   parts: list[Part] = [Table(['', *spaces, 'meaning'], rows)]
   if points:
-    caption = 'Negative uniformity and same-label similarity: up and to the right is better.'
-    parts.append(Figure('uniformity_tolerance', caption, figures.uniformity_tolerance(points)))
+    parts.append(Figure('uniformity_tolerance', UNIFORMITY_TOLERANCE, figures.uniformity_tolerance(points)))
   if 'map' in run.arrays:
     names = run.evaluation['classes']['names']
     drawn = figures.plane(run.arrays['map'], run.arrays['map_labels'], run.arrays['map_shares'], names)

@@ -218,7 +218,7 @@ def write_bytes(file: pathlib.Path, data: bytes) -> None:
 
 
 def write_together(contents: Mapping[pathlib.Path, bytes]) -> None:
-  """Writes files that belong together, all of them or, if there is no space, none."""
+  """Writes files that belong together: all of them, or none if there is not enough space."""
   parts = {file: file.with_name(file.name + '.part') for file in contents}
   try:
     for file, part in parts.items():

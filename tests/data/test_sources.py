@@ -659,7 +659,7 @@ def test_parts_of_a_tfds_split_that_overlap_share_images(tmp_path):
 
   def shared(train, test):
     data = config('tfds', tmp_path, train_split=train, test_split=test)
-    return sources.shared(*(sources.load(data, split) for split in ('train', 'test')))
+    return len(sources.same_images(*(sources.load(data, split) for split in ('train', 'test'))))
 
   assert (shared('train', 'train'), shared('train', 'train[:50%]'), shared('train[40%:]', 'train[:50%]')) == (10, 5, 1)
   assert shared('train[50%:]', 'train[:50%]') == 0
@@ -671,9 +671,9 @@ def test_a_share_of_a_tfds_split_is_held_out(tmp_path):
   train, test = (sources.load(data, split) for split in ('train', 'test'))
   assert sorted([*train.items, *test.items]) == list(range(10))
   np.testing.assert_array_equal(np.bincount(test.labels), [1, 1])
-  assert sources.shared(train, test) == 0
-  assert sources.shared(train.in_memory(8), test.in_memory(8)) == 0
-  assert sources.shared(train.in_memory(8), train.in_memory(4)) == 8
+  assert sources.same_images(train, test) == []
+  assert sources.same_images(train.in_memory(8), test.in_memory(8)) == []
+  assert len(sources.same_images(train.in_memory(8), train.in_memory(4))) == 8
 
 
 def test_a_share_is_held_out_of_names_that_are_not_utf8(tmp_path):

@@ -197,7 +197,7 @@ def test_the_same_split_twice_holds_out_a_share(tmp_path):
   data = pairs(tmp_path, test_split='train-*.tar', held_out=0.25)
   train, test = (sources.load(data, split) for split in ('train', 'test'))
   assert len(train) + len(test) == 12 and len(test) == 3
-  assert sources.shared(train, test) == 0 and sources.shared(train, train) == len(train)
+  assert sources.same_images(train, test) == [] and len(sources.same_images(train, train)) == len(train)
 
 
 @pytest.mark.parametrize('fmt', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
