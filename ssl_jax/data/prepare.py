@@ -5,6 +5,8 @@ had written them. `tfds.data_source` can therefore read them, and a seed gives t
 class folders.
 """
 
+import contextlib
+import fcntl
 import gzip
 import hashlib
 import io
@@ -16,7 +18,7 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -66,24 +68,34 @@ def _prepare_tfds(name: str, root: pathlib.Path, given: Sequence[str], any_md5: 
   tfds_source.import_tfds()  # fail before the download
   version, read = TFDS[name]
   folder = root / name / version
+  if _has_records(folder, name):
+    return folder
+  with _alone(root):
+    if _has_records(folder, name):  # from another process
+      return folder
+    files = archives.fetch(name, given, root / 'downloads', any_md5)
+    part = _empty(folder.with_name(f'{version}.incomplete'))
+    with tempfile.TemporaryDirectory(dir=part) as scratch:
+      content = _checked(read, files, pathlib.Path(scratch))
+      sizes = {split: _write_records(part, name, split, columns) for split, columns in content.splits.items()}
+      _write_metadata(part, name, version, content, sizes)
+    part.replace(folder)
+  print(f'{name} is prepared in {folder}')
+  return folder
+
+
+def _has_records(folder: pathlib.Path, name: str) -> bool:
+  """Whether the folder holds the prepared dataset. Raises a ValueError if it holds something else."""
   if (info := folder / 'dataset_info.json').exists():
     if '"array_record"' not in info.read_text(encoding='utf-8'):
       raise ValueError(
         f'{folder} holds the set in a format other than array_record: give another folder, --config.data.path=DIR'
       )
     print(f'{name} is already prepared in {folder}')
-    return folder
+    return True
   if folder.exists() and (not folder.is_dir() or os.listdir(folder)):  # else the last step would fail
     raise ValueError(f'{folder} holds something else: remove it, or give another folder, --config.data.path=DIR')
-  files = archives.fetch(name, given, root / 'downloads', any_md5)
-  part = _empty(folder.with_name(f'{version}.incomplete'))
-  with tempfile.TemporaryDirectory(dir=part) as scratch:
-    content = _checked(read, files, pathlib.Path(scratch))
-    sizes = {split: _write_records(part, name, split, columns) for split, columns in content.splits.items()}
-    _write_metadata(part, name, version, content, sizes)
-  part.replace(folder)
-  print(f'{name} is prepared in {folder}')
-  return folder
+  return False
 
 
 def _checked(
@@ -273,26 +285,36 @@ TFDS = {
 def _prepare_folder(name: str, path: str, given: Sequence[str], any_md5: bool) -> pathlib.Path:
   """Sorts the images of tiny-imagenet-200.zip into `train/<wnid>/` and `val/<wnid>/`."""
   folder = pathlib.Path(path).expanduser().absolute()
-  if folder.is_dir() and os.listdir(folder):
-    if not (folder / 'train').is_dir() or (folder / 'val' / 'images').is_dir():
-      raise ValueError(f'data.path = {path!r} holds something else: give another folder, --config.data.path=DIR')
-    print(f'{name} is already prepared in {folder}')
+  if _has_images(folder, name):
     return folder
-  [file] = archives.fetch(name, given, folder.parent / 'downloads', any_md5)
-  part = _empty(folder.with_name(f'{folder.name}.incomplete'))
-  try:
-    with zipfile.ZipFile(file) as archive:
-      places = _tiny_imagenet(archive)
-      for member, place in track(places.items(), f'{name}: {len(places):,} images'):
-        (part / place).parent.mkdir(parents=True, exist_ok=True)
-        (part / place).write_bytes(archive.read(member))
-  except BROKEN as error:
-    raise ValueError(f'{file} cannot be read ({error}): give the official file') from error
-  if folder.is_dir():
-    folder.rmdir()  # empty
-  part.replace(folder)
+  with _alone(folder.parent):
+    if _has_images(folder, name):  # from another process
+      return folder
+    [file] = archives.fetch(name, given, folder.parent / 'downloads', any_md5)
+    part = _empty(folder.with_name(f'{folder.name}.incomplete'))
+    try:
+      with zipfile.ZipFile(file) as archive:
+        places = _tiny_imagenet(archive)
+        for member, place in track(places.items(), f'{name}: {len(places):,} images'):
+          (part / place).parent.mkdir(parents=True, exist_ok=True)
+          (part / place).write_bytes(archive.read(member))
+    except BROKEN as error:
+      raise ValueError(f'{file} cannot be read ({error}): give the official file') from error
+    if folder.is_dir():
+      folder.rmdir()  # empty
+    part.replace(folder)
   print(f'{name} is prepared in {folder}')
   return folder
+
+
+def _has_images(folder: pathlib.Path, name: str) -> bool:
+  """Whether the folder holds the prepared images. Raises a ValueError if it holds something else."""
+  if not (folder.is_dir() and os.listdir(folder)):
+    return False
+  if not (folder / 'train').is_dir() or (folder / 'val' / 'images').is_dir():
+    raise ValueError(f'data.path = {str(folder)!r} holds something else: give another folder, --config.data.path=DIR')
+  print(f'{name} is already prepared in {folder}')
+  return True
 
 
 def _tiny_imagenet(archive: zipfile.ZipFile) -> dict[str, str]:
@@ -307,6 +329,33 @@ def _tiny_imagenet(archive: zipfile.ZipFile) -> dict[str, str]:
       raise ValueError(f'{line!r} of val_annotations.txt is not a file and its class')
     places[f'{root}/val/images/{found[1]}'] = f'val/{found[2]}/{found[1]}'
   return places
+
+
+# Both
+
+
+@contextlib.contextmanager
+def _alone(folder: pathlib.Path) -> Iterator[None]:
+  """Creates and locks a folder: another process that prepares a dataset there waits."""
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+      pass
+  except OSError as error:
+    raise ValueError(
+      f'{folder} cannot be written ({error.strerror}): give another folder, --config.data.path=DIR'
+    ) from None
+  lock = os.open(folder, os.O_RDONLY)
+  try:
+    with contextlib.suppress(OSError):  # a file system without locks
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        print(f'another process prepares a set in {folder}: waiting for it', flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(lock)
 
 
 def _empty(folder: pathlib.Path) -> pathlib.Path:

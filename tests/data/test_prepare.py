@@ -6,6 +6,8 @@ import io
 import pathlib
 import sys
 import tarfile
+import threading
+import time
 import urllib.error
 import zipfile
 from unittest import mock
@@ -342,6 +344,35 @@ def test_a_folder_with_something_else_is_refused_before_the_download(tmp_path):
   file.write_text('mine')
   with pytest.raises(ValueError, match=r'cifar10/3\.0\.2 holds something else: remove it, or give another folder'):
     prepare.prepare(section('cifar10', tmp_path), [str(tmp_path / 'absent.tar.gz')])
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_download(tmp_path):
+  (tmp_path / 'file').write_text('in the way')
+  for name in ('cifar10', 'tiny_imagenet'):
+    fails(name, tmp_path / 'file' / 'sets', match=r'/file.* cannot be written \(.*\): give another folder, --config')
+
+
+def test_a_second_process_waits_for_the_first_and_uses_its_set(tmp_path, monkeypatch, capfd):
+  """Otherwise, it would empty the folder in which the first one writes."""
+  [path], splits = cifar10(tmp_path)
+  write, second, said = prepare._write_metadata, [], ['']
+  run = lambda: prepare.prepare(section('cifar10', tmp_path / 'sets'), [str(path)], any_md5=True)
+
+  def interfered(*given):
+    second.append(threading.Thread(target=run))
+    second[0].start()
+    until = time.monotonic() + 60
+    while 'waiting for it' not in said[0]:
+      assert time.monotonic() < until
+      time.sleep(0.01)
+      said[0] += capfd.readouterr().out
+    write(*given)
+
+  monkeypatch.setattr(prepare, '_write_metadata', interfered)
+  run()
+  second[0].join(60)
+  assert len(second) == 1 and 'already prepared' in said[0] + capfd.readouterr().out
+  check('cifar10', tmp_path / 'sets', splits)
 
 
 def test_a_set_in_another_format_or_without_archives_is_refused(tmp_path):
