@@ -255,7 +255,7 @@ def transfer(
   encoder, opened = encoder_of(config, path), {target.name: open_set(target) for target in targets}
   seeds = tuple(int(seed) for seed in config.eval.seeds) if len(config.eval.seeds) > 1 else SEEDS
   file, stage = path / 'transfer.json', progress.stages('transfer')
-  results = _stored(file, _weights(encoder))
+  results = _stored(file, weights := _weights(encoder))
   for place, target in enumerate(targets, start=1):
     settings = _settings(encoder, target, opened[target.name], protocol, seeds)
     entry: dict[str, Any] = results['sets'].get(target.name, {})
@@ -265,13 +265,14 @@ def transfer(
       what = f'{target.name} ({place} of {len(targets)}), {words}'
       if kind in entry:
         print(f'transfer: {what}: done before, {entry[kind]["mean"]:.2f}', flush=True)
-        continue
-      say = lambda text, what=what: stage(f'{what}: {text}')
-      entry[kind] = _evaluate(encoder, opened[target.name], target.metric, kind, protocol, seeds, say)
-      results['sets'][target.name] = entry
-      results['mean'] = {k: _mean(results['sets'], k) for k in KINDS}
-      files.write_text(file, json.dumps(results, indent=2, allow_nan=False) + '\n')
-      files.write_text(path / 'transfer.md', markdown(results))
+      else:
+        say = lambda text, what=what: stage(f'{what}: {text}')
+        entry[kind] = _evaluate(encoder, opened[target.name], target.metric, kind, protocol, seeds, say)
+        results = _stored(file, weights)  # another process may have added sets
+        results['sets'][target.name] = entry
+        results['mean'] = {k: _mean(results['sets'], k) for k in KINDS}
+        files.write_text(file, json.dumps(results, indent=2, allow_nan=False) + '\n')
+      files.write_text(path / 'transfer.md', markdown(results))  # also if it was lost after the last part
   print(f'{path / "transfer.md"} has the table of {len(results["sets"])} sets', flush=True)
   return results
 

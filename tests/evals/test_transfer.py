@@ -172,10 +172,29 @@ def test_only_results_of_the_same_weights_and_images_are_reused(tmp_path, monkey
   assert run('fish', places[0]) == ({'birds', 'fish'}, 0)
   assert run('fish', places[0], seed=1) == ({'fish'}, 0)
   assert run('fish', places[0], seed=1, **{'model.width': 4}) == ({'fish'}, 0)
+  (tmp_path / 'run' / 'transfer.md').unlink()  # as if it had been killed before it wrote the table
+  assert run('fish', places[0], seed=1, **{'model.width': 4}) == ({'fish'}, 2)
+  assert '| fish | accuracy | 50.0 | 50.0 |' in (tmp_path / 'run' / 'transfer.md').read_text()
   for content, message in (('{}', 'has no sets'), ('{"sets": {"fish": 1}}', 'has a int as fish')):
     (tmp_path / 'run' / 'transfer.json').write_text(content)
     with pytest.raises(ValueError, match=rf'transfer\.json {message}, so it is not what this program wrote'):
       run('fish', places[0])
+
+
+def test_two_processes_add_to_the_same_table(tmp_path, monkeypatch):
+  places = [f'{name}={folder(tmp_path / name, 2, 2, 2)}' for name in ('a', 'b')]
+  config, entry = tiny(tmp_path, init='random'), {'mean': 50.0, 'std': None}
+  run = lambda place: transfer.transfer(config, tmp_path / 'run', [place])
+
+  def interfered(*given):
+    monkeypatch.setattr(transfer, '_evaluate', lambda *given: entry)
+    run(places[1])
+    return entry
+
+  monkeypatch.setattr(transfer, '_evaluate', interfered)
+  assert run(places[0])['sets'].keys() == {'b', 'a'}
+  table = (tmp_path / 'run' / 'transfer.md').read_text()
+  assert '| a | accuracy | 50.0 | 50.0 |' in table and '| b | accuracy | 50.0 | 50.0 |' in table
 
 
 def test_an_encoder_of_sentences_is_refused(tmp_path):
