@@ -159,6 +159,9 @@ class MetricLog:
 class Board:
   """A TensorBoard file of scalars. TensorBoard hides what older files have at step `first` and later.
 
+  TensorBoard reads files in the order of the times in their names, so the new file has a later time than all others,
+  even if the clock was set back.
+
   It writes in the calling thread. tensorboardX's SummaryWriter uses another thread, and blocks forever if that fails.
   """
 
@@ -167,7 +170,9 @@ class Board:
     from tensorboardX.record_writer import RecordWriter
 
     self.event, self.flushed_at = Event, time.monotonic()
-    self.file = folder / f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}'
+    times = [re.match(r'events\.out\.tfevents\.(\d+)\.', file.name) for file in folder.glob('*')]
+    begun = max([int(time.time()), *(int(found[1]) + 1 for found in times if found)])
+    self.file = folder / f'events.out.tfevents.{begun}.{socket.gethostname()}'
     with files.naming(self.file):
       folder.mkdir(exist_ok=True)
       self.records = RecordWriter(str(self.file))

@@ -303,6 +303,15 @@ def test_the_command_on_a_full_disk_prints_one_line(tmp_path, size):
   assert str(disk / 'run') in run.stderr and '(no space left' in run.stderr and 'make room there' in run.stderr
 
 
+def test_tensorboard_reads_the_files_in_their_order_if_the_clock_was_set_back(tmp_path, monkeypatch):
+  created = []
+  for now in (1_900_000_000.0, 1_800_000_000.0, 1_800_000_000.5, 1_950_000_000.0):
+    monkeypatch.setattr(metric_log.time, 'time', lambda now=now: now)
+    metric_log.MetricLog(tmp_path, 3, tensorboard=True).close()
+    created += {path.name for path in (tmp_path / 'tensorboard').iterdir()} - {*created}
+  assert created == sorted(created) and len(created) == 4
+
+
 def test_tensorboard_reads_the_scalars(tmp_path):
   log = metric_log.MetricLog(tmp_path, 3, tensorboard=True)
   log.write(4, {'loss': 0.5, 'knn5': 70.0})
