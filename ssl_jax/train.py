@@ -54,6 +54,7 @@ def train(config: ConfigDict, workdir: str) -> dict:
     wandb_log.require_package(config.log.wandb)
   parent = fork.parent_of(config, workdir)
   _require_outside(config, workdir)
+  files.writable(workdir, create=False)  # before the data is read
   run = builder.build(config, resumed=files.saved(workdir) or parent is not None)
   _require_same_examples(run)
   during = run.modality.evaluates(config)

@@ -15,6 +15,7 @@ from PIL import Image
 from configs import base
 from ssl_jax import config, train
 from ssl_jax.data import pipeline
+from ssl_jax.evals import evaluate
 from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.run import builder
 from ssl_jax.workdir import files, metric_log, progress
@@ -529,7 +530,10 @@ def test_a_workdir_of_another_config_is_refused(reference):
     train.train(other, folder / 'run')
 
 
-def test_a_workdir_that_cannot_be_written_is_refused(tmp_path):
+@pytest.mark.parametrize('run', [train.train, evaluate.evaluate])
+def test_a_workdir_that_cannot_be_written_is_refused_before_the_data_is_read(tmp_path, run):
   (tmp_path / 'file').write_text('in the way')
+  chosen = tiny(tmp_path, init='random')
+  (tmp_path / 'data.npz').unlink()
   with pytest.raises(ValueError, match='cannot be written'):
-    train.train(tiny(tmp_path), tmp_path / 'file' / 'run')
+    run(chosen, tmp_path / 'file' / 'run')

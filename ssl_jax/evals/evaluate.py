@@ -64,6 +64,7 @@ def evaluate(config: ConfigDict, workdir: str) -> dict:
     return evaluate_features(config.eval.file, workdir, config.eval)
   if not config.init:
     files.read_config(workdir)
+  files.writable(workdir, create=False)  # before the data is read
   run = builder.build(config, resumed=files.saved(workdir), trains=False)
   evaluator = evaluator_of(run)
   workdir = files.check(workdir, run.identity)

@@ -42,16 +42,20 @@ def default(config_file: str, overrides: Sequence[str] = (), name_of_set: str = 
   return pathlib.Path('runs', name)
 
 
-def writable(workdir: str | os.PathLike) -> pathlib.Path:
-  """The absolute path of a directory, created if needed. Raises a ValueError if it is not writable."""
+def writable(workdir: str | os.PathLike, *, create: bool = True) -> pathlib.Path:
+  """The absolute path of a directory, created if needed. Raises a ValueError if it is not writable.
+
+  If not `create`, a missing directory is not created, and its nearest parent must be writable instead.
+  """
   workdir = pathlib.Path(workdir).expanduser().absolute()
   try:
     str(workdir).encode()
   except UnicodeEncodeError:  # Orbax would fail at the first checkpoint
     raise ValueError(f'--workdir={str(workdir)!r} has letters that this locale lacks: set PYTHONUTF8=1') from None
   try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=workdir):
+    if create:
+      workdir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=next(path for path in (workdir, *workdir.parents) if os.path.lexists(path))):
       return workdir
   except OSError as error:
     raise ValueError(
