@@ -166,7 +166,7 @@ def main(argv: Sequence[str]) -> None:
 
     _exit_if_full(error)
     if 'Could not determine home directory' in str(error):
-      _exit('a path begins with ~ and a user name that this machine does not know: give the full path')
+      _exit('the home directory of a path that begins with ~ is unknown: set HOME, or give full paths')
     if not isinstance(error, Diverged | Interrupted):
       _unexplained(error)
     _exit(error)

@@ -133,7 +133,7 @@ def test_only_the_errors_of_the_project_are_one_line(file, ours, monkeypatch):
 @pytest.mark.parametrize(
   ('error', 'message'),
   [
-    (RuntimeError('Could not determine home directory.'), 'a path begins with ~ and a user name that'),
+    (RuntimeError('Could not determine home directory.'), 'path that begins with ~ is unknown: set HOME, or'),
     (RuntimeError('write() failed: No space left on device'), 'the disk cannot be written (no space left): make room'),
   ],
 )
