@@ -41,7 +41,7 @@ def load(source: sources.Source, image_size: int, folder: str) -> sources.Arrays
   with _locked(file) as alone:
     cache = _Cache(file, source, image_size, fingerprint)
     cache.complete(alone)
-  return cache.images()
+    return cache.images()  # mapped before another process may replace the file
 
 
 class _Cache:
@@ -63,7 +63,7 @@ class _Cache:
     """Writes the file, or only the parts that are missing or damaged; `alone`: no other process writes it."""
     self.known = self._read()
     missing = self._missing() if self._mapped() is not None else None
-    if missing is None or (len(missing) < len(self.starts) and not self._as_decoded(missing)):
+    if missing is None or not self._as_decoded(missing):
       self.file.unlink(missing_ok=True)  # not overwritten, because another run may have mapped it
       with _writing(self.file):
         np.lib.format.open_memmap(self.file, 'w+', np.uint8, self.shape).flush()

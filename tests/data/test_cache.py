@@ -86,6 +86,7 @@ def assert_as_decoded(folder, **changes):
 
 
 def test_it_holds_the_decoded_images_and_later_runs_map_it(folder, monkeypatch, capfd):
+  monkeypatch.setattr(cache, 'SAVE_SECONDS', 1e9)  # written at the end at the latest
   found = assert_as_decoded(folder)
   assert f'decoding {IMAGES} images at {SIZE} pixels into' in capfd.readouterr().err
   images, _ = files(folder)
@@ -113,13 +114,18 @@ def test_of_a_tfds_set(tmp_path):
 
 
 def test_of_tar_shards_with_captions(tmp_path):
-  source = sources.load(test_tar.pairs(tmp_path), 'train')
+  given = test_tar.pairs(tmp_path, broken='skip')
+  test_tar.write(tmp_path / 'train-0003.tar', test_tar.sample(12, cls=b'0'))  # an image without text
+  source = sources.load(given, 'train')
   source.paired, source.cache_name = True, 'pairs'
   expected = source.in_memory(SIZE)
   for _ in range(2):  # made, then mapped
     found = cache.load(source, SIZE, str(tmp_path / 'cache'))
     np.testing.assert_array_equal(found.items, expected.items)
     assert found.paired and found.captions == expected.captions
+  images = sources.load(given, 'train')
+  images.cache_name = 'pairs'
+  assert (len(found), len(cache.load(images, SIZE, str(tmp_path / 'cache')))) == (12, 13)
   assert source.subset(np.arange(5)).fingerprint() != source.fingerprint()
 
 
@@ -130,7 +136,8 @@ def test_images_in_memory_have_no_file(tmp_path):
 
 
 def replace(folder):
-  Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(folder / 'train' / 'class0' / '00.png')
+  """An image that is not among those that are decoded again for comparison."""
+  Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(folder / 'train' / 'class0' / '03.jpg')
 
 
 def add(folder):
@@ -156,6 +163,12 @@ def test_other_choices_have_other_files(folder):
   opened(folder, **{'imbalance': dict(name='exponential_tail', ratio=0.5)})
   opened(folder, **{'data.stored_size': 20})
   assert len(list((folder.parent / 'cache').glob('*.npy'))) == 3
+
+
+def test_an_image_larger_than_a_block_is_a_block(folder, monkeypatch):
+  monkeypatch.setattr(cache, 'BLOCK', 3 * SIZE**2 - 1)
+  assert_as_decoded(folder)
+  assert len(json.loads(files(folder)[1].read_text())['checksums']) == IMAGES
 
 
 def test_an_interrupted_build_goes_on_where_it_was(folder, monkeypatch):
@@ -243,7 +256,29 @@ def header(images, record):
     file.write(b'something else')
 
 
-@pytest.mark.parametrize('damage', [flip, cut, lose_images, lose_record, garble, header])
+def other_shape(images, record):
+  np.save(images, np.zeros((2, 3), np.uint8))
+
+
+def other_record(**changes):
+  def damage(images, record):
+    record.write_text(json.dumps(json.loads(record.read_text()) | changes))
+
+  return damage
+
+
+def no_mapping(images, record):
+  record.write_text('[]')
+
+
+def empty_mapping(images, record):
+  record.write_text('{}')
+
+
+DAMAGES = (flip, cut, lose_images, lose_record, garble, header, other_shape, no_mapping, empty_mapping)
+
+
+@pytest.mark.parametrize('damage', [*DAMAGES, other_record(checksums=[None]), other_record(broken=None)])
 def test_damage_is_repaired(folder, damage, monkeypatch):
   opened(folder)
   damage(*files(folder))
@@ -260,22 +295,24 @@ def test_pixels_that_decoding_no_longer_gives_are_decoded_again(folder, monkeypa
   assert_as_decoded(folder)
 
 
-def test_broken_images_are_left_out_or_named(folder):
-  for k in (5, 17):
+def test_broken_images_are_left_out_or_named(folder, capfd):
+  for k in (5, 23):  # the last one is among those that are compared
     path = folder / 'train' / f'class{k % 3}' / f'{k:02}.jpg'
     path.write_bytes(path.read_bytes()[:40])
   with pytest.raises(ValueError, match=r'is not a readable image .*data.broken=skip'):
     opened(folder)
-  for _ in range(2):  # made, then mapped
+  for made in (True, False):  # then mapped
+    capfd.readouterr()
     found = assert_as_decoded(folder, **{'data.broken': 'skip'})
     assert len(found) == IMAGES - 2 and len(found.skipped) == 2
+    assert ('decoding' in capfd.readouterr().err) == made
   with pytest.raises(ValueError, match='is not a readable image'):
     opened(folder)
 
 
 def test_a_disk_without_room_and_a_folder_that_cannot_be_written_are_refused(folder, monkeypatch):
   with monkeypatch.context() as patched, pytest.raises(ValueError, match='GB free, and 24 images of 16 pixels need'):
-    patched.setattr(cache.shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=100))
+    patched.setattr(cache.shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=IMAGES * 3 * SIZE**2 - 1))
     opened(folder)
   (folder.parent / 'file').write_text('')
   with pytest.raises(ValueError, match=r'data.cache = .* cannot be written \(.*\): give another folder'):
