@@ -48,6 +48,7 @@ MOCO_V3 = {
   'epochs': 800,
   'augment': dict(name='byol_1', interpolation='bilinear', crop_scale=(0.2, 1.0)),
   'augment_other': dict(blur=0.1, solarize=0.2),
+  'model': dict(name='resnet50', zero_init_residual=True),
   'method': dict(name='moco_v3', momentum=0.996, predictor=dict(batch_norm='hidden', last_bias=False)),
   'projector': dict(name='moco_v3'),
   'temperature': dict(name='constant', tau=1.0),

@@ -70,6 +70,13 @@ def test_cacr_on_moco_v3_differs_from_it_only_in_the_loss_and_the_views(variant,
   assert cacr['views'] == 5, 'four positives'
 
 
+@pytest.mark.parametrize('variant', ('moco_v3', 'cacr_moco_v3'))
+def test_a_resnet_on_moco_v3_starts_as_in_the_authors_code(variant):
+  chosen = config.load(f'configs/imagenet.py:{variant}').model
+  assert chosen.to_dict() == {'name': 'resnet50', 'zero_init_residual': True}
+  assert 'zero_init_residual' not in config.load(f'configs/imagenet.py:{variant}_vit').model
+
+
 def test_every_key_has_a_comment():
   lines = pathlib.Path('configs/base.py').read_text().splitlines()
   keys = [
