@@ -3,11 +3,13 @@
 import json
 import statistics
 
+import numpy as np
 import pytest
 
 from experiments.cacr.sweep import SWEEP as SMALL
 from experiments.cacr_imagenet import transfer
 from experiments.cacr_imagenet.sweep import SWEEP as LARGE
+from ssl_jax import config
 from ssl_jax.evals.transfer import ELEVATER
 
 
@@ -32,6 +34,16 @@ def test_tables_have_all_of_their_cells():
   large['Figure 9'] = 4
   for item, count in large.items():
     assert len(of(item, LARGE)) == count, item
+
+
+def test_table_9_blurs_as_much_as_a_kernel_of_three_pixels():
+  """The code of Robinson et al. 2021 cuts Gaussians with a sigma of 0.1 to 2 pixels to three pixels."""
+  side = np.exp(-0.5 / np.linspace(0.1, 2, 1000) ** 2)
+  std = np.sqrt(2 * side / (1 + 2 * side))
+  for row in SMALL.of('Table 9'):
+    low, high = config.load(row.config, SMALL.overrides(row, 0)).augment.blur_sigma
+    assert high == pytest.approx(std.max(), abs=0.01)
+    assert (low + high) / 2 == pytest.approx(std.mean(), abs=0.02)
 
 
 def test_published_scores_of_table_6():
