@@ -365,7 +365,7 @@ SWEEP = Sweep(
       )
       for data, accuracy in zip(SETS, (86.20, 58.81, 85.80), strict=True)
     ),
-    # Negatives from the other view only, as in the authors' code; `au_cl` has those of both views.
+    # Negatives from the other view only. `au_cl` has those of both views, Wang & Isola's code those of the same view.
     k1(
       'au_cl_by_view_pair',
       'AU-CL, t = 2, negatives of the other view',

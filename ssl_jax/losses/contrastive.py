@@ -277,7 +277,8 @@ def align_uniform(
 
   The second expectation is over the negatives of all queries, so every query has the same second term. With
   `view_pairs` above 1, the queries are those of that many pairs of views, one pair after the other. The expectation is
-  then over the queries of one pair, and the logarithm is averaged over the pairs, as in the CACR authors' code.
+  then over the queries of one pair, and the logarithm is averaged over the pairs, as in the CACR authors' code for the
+  RBF cost. In Wang & Isola's code, the negatives are those of the query's own view, with a logarithm per view.
   Shapes: [Q] or [Q, K], [Q, M] -> [Q].
 
   >>> print(align_uniform(jnp.array([0.9, 0.5]), jnp.zeros((2, 3))))
