@@ -14,7 +14,7 @@ from configs import base, imagenet
 WANG_LIU = {
   'views': 1,
   'batch_size': 128,
-  'augment': dict(name='moco_v2', jitter=1.0, hue=0.4),
+  'augment': dict(name='moco_v2'),  # the blur of sec. 5.1 is not specified; these are the authors' views with blur
   'projector': dict(name='moco', features=(128,)),
   'temperature': dict(name='constant', tau=0.3),
   'optimizer': dict(imagenet.SGD, learning_rate=0.03, schedule='step', milestones=(160, 190)),

@@ -77,6 +77,10 @@ def test_a_resnet_on_moco_v3_starts_as_in_the_authors_code(variant):
   assert 'zero_init_residual' not in config.load(f'configs/imagenet.py:{variant}_vit').model
 
 
+def test_the_memory_bank_on_imagenet100_has_the_views_of_the_authors_code():
+  assert config.load('configs/imagenet100.py:memory_bank').augment.to_dict() == {'name': 'moco_v2'}
+
+
 def test_every_key_has_a_comment():
   lines = pathlib.Path('configs/base.py').read_text().splitlines()
   keys = [
