@@ -1,8 +1,10 @@
 """The cache of decoded images: equal to decoding, made once, and whole again after whatever happens to it."""
 
+import itertools
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -171,7 +173,7 @@ def test_an_image_larger_than_a_block_is_a_block(folder, monkeypatch):
   assert len(json.loads(files(folder)[1].read_text())['checksums']) == IMAGES
 
 
-def test_an_interrupted_build_goes_on_where_it_was(folder, monkeypatch):
+def test_an_interrupted_build_goes_on_where_it_was(folder, monkeypatch, capfd):
   monkeypatch.setattr(cache, 'THREADS', 1)
   decode = sources.Source.decode
 
@@ -184,7 +186,11 @@ def test_an_interrupted_build_goes_on_where_it_was(folder, monkeypatch):
     patched.setattr(sources.Source, 'decode', interrupted)
     opened(folder)
   positions = decoded(monkeypatch)
+  clock = itertools.count()
+  monkeypatch.setattr(cache, 'time', types.SimpleNamespace(monotonic=lambda: 20.0 * next(clock)))  # a message per block
   opened(folder)
+  said = re.findall(r'(\d+) of 24 images decoded, .* images/s, (\d+) s left', capfd.readouterr().err)
+  assert [int(number) for number, _ in said] == [16, 20, 24] and said[-1] == ('24', '0')
   assert positions[-12:] == list(range(12, 24)) and set(positions[:-12]) < set(range(12)), 'the first are compared'
   assert_as_decoded(folder)
 
@@ -308,6 +314,16 @@ def test_broken_images_are_left_out_or_named(folder, capfd):
     assert ('decoding' in capfd.readouterr().err) == made
   with pytest.raises(ValueError, match='is not a readable image'):
     opened(folder)
+
+
+def test_unlabeled_broken_images_are_left_out(folder):
+  (folder / 'flat').mkdir()
+  for k in range(4):
+    Image.fromarray(np.full((20, 20, 3), 60 * k, np.uint8)).save(folder / 'flat' / f'{k}.png')
+  (folder / 'flat' / '2.png').write_bytes(b'no image')
+  source = resolve.open_split(chosen(folder, **{'data.train_split': 'flat', 'data.broken': 'skip'}), 'train')
+  found = cache.load(source, SIZE, str(folder.parent / 'new' / 'cache'))
+  assert found.labels is None and found.items[:, 0, 0, 0].tolist() == [0, 60, 180]
 
 
 def test_a_disk_without_room_and_a_folder_that_cannot_be_written_are_refused(folder, monkeypatch):

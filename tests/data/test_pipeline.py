@@ -59,6 +59,8 @@ def test_order_is_a_permutation_of_seed_and_epoch():
   np.testing.assert_array_equal(first, np.random.default_rng(np.random.SeedSequence((0, 0))).permutation(100))
   assert not np.array_equal(first, pipeline.order(0, 1, 100))
   assert not np.array_equal(first, pipeline.order(1, 0, 100))
+  assert not np.array_equal(pipeline.order(0, 1, 100), pipeline.order(1, 0, 100))
+  assert not first.flags.writeable  # it is cached
 
 
 def test_an_epoch_visits_images_in_order_and_drops_the_last_few():
@@ -175,11 +177,13 @@ def test_a_broken_image_is_replaced_by_the_next(tmp_path):
   assert (batch['images'][~good][..., 2] == 120).all()  # the third channel of image 3
 
 
-def test_the_error_of_a_worker_reaches_the_caller(tmp_path):
+@pytest.mark.parametrize('workers', [0, 1])
+def test_the_error_of_a_worker_reaches_the_caller(tmp_path, workers):
   data = folder(tmp_path)
   (tmp_path / 'train/2.png').write_bytes(b'no image')
   with pytest.raises(ValueError, match=r'train/2\.png is not a readable image .*data\.broken=skip'):
-    collect(sources.load(data, 'train'), batch_size=6, num_workers=1)
+    collect(sources.load(data, 'train'), batch_size=6, num_workers=workers)
+  assert not multiprocessing.active_children()
 
 
 def test_the_error_of_a_killed_worker_has_a_fix():

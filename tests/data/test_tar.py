@@ -450,6 +450,7 @@ def test_a_window_shuffles_blocks_and_the_images_of_a_few_of_them():
     seen += size
   assert len(windows) > 1 and any(len(window) > 1 for window in windows)
   assert (np.abs(np.diff(found)) != 1).mean() > 0.8  # shuffled within the blocks, too
+  assert pipeline.order(1, 0, 20, 30, (0,)).tolist() != list(range(20))  # also if they are fewer than a window
   np.testing.assert_array_equal(pipeline.order(1, 0, 100), np.random.default_rng((1, 0)).permutation(100))
 
 
