@@ -215,6 +215,14 @@ np.savez({str(tmp_path / 'found.npz')!r}, five=features, two=encoder.call(images
   assert np.abs(expected - others).max() > 0.1, 'the average differs from the weights'
 
 
+def test_equal_weights_give_equal_files():
+  about, tensors = {f'key {k}': 'é' * k for k in range(9)}, {'b': np.ones((2, 3), np.float32), 'a': np.arange(4)}
+  first, *others = {export._safetensors(tensors, dict(keys)) for keys in (about.items(), reversed(about.items()))}
+  assert not others and int.from_bytes(first[:8], 'little') % 8 == 0
+  for name, tensor in safetensors.numpy.load(first).items():
+    np.testing.assert_array_equal(tensor, tensors[name])
+
+
 def test_torch_gives_the_features_of_the_run_with_the_metadata_of_the_file(saved, exported):
   _, chosen, state = saved
   with safetensors.safe_open(exported / 'model.safetensors', 'np') as file:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from ml_collections import ConfigDict
 
@@ -138,8 +139,6 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
 
   Needs the config and the checkpoint, but not the training data. Returns the folder.
   """
-  import safetensors.numpy
-
   saved = files.read_config(workdir)  # raises for a wrong workdir instead of creating it
   workdir = files.check(workdir, config.to_dict())
   checkpoints = Checkpoints(workdir)
@@ -168,15 +167,15 @@ def export(config: ConfigDict, workdir: str) -> pathlib.Path:
   recorded = restore(saved, config)  # the results are those of the run, whatever flags this command has
   detection, card = is_r50_c4(encoder), model_card.read(recorded, workdir, int(state.step))
   written = {
-    'model.safetensors': safetensors.numpy.save(tensors, about),
+    'model.safetensors': _safetensors(tensors, about),
     'config.json': model_card.config_json(recorded, about).encode(),
     'encoder.jax': bytes(program.serialize()),
-    'projector.safetensors': safetensors.numpy.save(head, head_about),
+    'projector.safetensors': _safetensors(head, head_about),
     'README.md': _readme(config, torch_code.source(encoder, size), about, notes, detection, card).encode(),
     **{name: (workdir / name).read_bytes() for name in notes.files},
   }
   if detection:
-    written['detectron2.safetensors'] = safetensors.numpy.save(torch_weights.to_detectron2(tensors), about)
+    written['detectron2.safetensors'] = _safetensors(torch_weights.to_detectron2(tensors), about)
   if modality.name == 'pairs':
     written |= _text_files(config, params, batch_stats, workdir, eval_view, notes)
   folder = files.writable(workdir / 'export')
@@ -193,8 +192,6 @@ def _text_files(
 
   image_embedding.jax and text_embedding.jax return unit vectors, whose dot products are the similarities of the loss.
   """
-  import safetensors.numpy
-
   network = methods.parts(config).network
   assert isinstance(network, Towers) and network.text is not None
   variables = {'params': params['network'], 'batch_stats': batch_stats}
@@ -208,11 +205,25 @@ def _text_files(
   }
   words = [workdir / name for name in ('vocab.txt', 'tokenizer.json') if (workdir / name).is_file()]
   return {
-    'text_encoder.safetensors': safetensors.numpy.save(torch_weights.to_torch(part('encoder')), {'tokens': tokens}),
-    'text_projector.safetensors': safetensors.numpy.save(head),
+    'text_encoder.safetensors': _safetensors(torch_weights.to_torch(part('encoder')), {'tokens': tokens}),
+    'text_projector.safetensors': _safetensors(head),
     **{name: bytes(program.serialize()) for name, program in programs.items()},
     **{file.name: file.read_bytes() for file in words},
   }
+
+
+def _safetensors(tensors: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None) -> bytes:
+  """A safetensors file with sorted metadata. The library would draw their order at random in each export."""
+  import safetensors.numpy
+
+  content = safetensors.numpy.save(dict(tensors))
+  size = 8 + int.from_bytes(content[:8], 'little')
+  header = json.loads(content[8:size])
+  if about:
+    header = {'__metadata__': dict(sorted(about.items())), **header}
+  text = json.dumps(header).encode()
+  text += b' ' * (-len(text) % 8)  # the tensors are aligned
+  return len(text).to_bytes(8, 'little') + text + content[size:]
 
 
 class _Embedding(NamedTuple):
