@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 
@@ -222,20 +222,37 @@ def write_bytes(file: pathlib.Path, data: bytes) -> None:
 
 
 def write_together(contents: Mapping[pathlib.Path, bytes]) -> None:
-  """Writes files that belong together: all of them, or none if there is not enough space."""
+  """Writes files that belong together: all of them, or none if there is not enough space.
+
+  Another process that writes the same files waits.
+  """
   parts = {file: file.with_name(file.name + '.part') for file in contents}
-  try:
-    for file, part in parts.items():
-      with naming(file):
-        part.write_bytes(contents[file])
-    for file, part in parts.items():
-      with naming(file):
-        part.replace(file)
-  except OSError:
-    for part in parts.values():
-      with contextlib.suppress(OSError):
-        part.unlink(missing_ok=True)  # it may be filling the disk
-    raise
+  with contextlib.ExitStack() as stack:
+    try:
+      for file, part in parts.items():
+        with naming(file):
+          stack.callback(_lock(part).close)
+          part.write_bytes(contents[file])
+      for file, part in parts.items():
+        with naming(file):
+          part.replace(file)
+    except OSError:
+      for part in parts.values():
+        with contextlib.suppress(OSError):
+          part.unlink(missing_ok=True)  # it may be filling the disk
+      raise
+
+
+def _lock(file: pathlib.Path) -> BinaryIO:
+  """Creates and locks a file, until it is closed."""
+  while True:
+    lock = file.open('ab')
+    with contextlib.suppress(OSError):  # a file system without locks
+      fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.suppress(FileNotFoundError):
+      if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+        return lock
+    lock.close()  # the process that had locked it has renamed it
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import pathlib
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -62,8 +63,7 @@ def data_files(workdir, step):
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path, capsys):
   chosen = finish(tmp_path)
   expected = leaves(tmp_path / 'run')
-  file = data_files(tmp_path / 'run', 4)[0]
-  flip(file)
+  flip(data_files(tmp_path / 'run', 4)[0])
   capsys.readouterr()
   assert not same(leaves(tmp_path / 'run'), expected)  # step 2
   said = capsys.readouterr().err
@@ -166,8 +166,9 @@ def test_a_config_that_is_no_mapping_is_named(tmp_path, content):
     files.read_config(tmp_path)
 
 
-def test_checkpoints_must_be_a_directory(tmp_path):
-  (tmp_path / 'checkpoints').write_text('')
+@pytest.mark.parametrize('kind', ['empty', 'dangling link'])
+def test_checkpoints_must_be_a_directory(tmp_path, kind):
+  damage.REPLACE[kind](tmp_path / 'checkpoints')
   with pytest.raises(ValueError, match='checkpoints is not a directory: remove it, or give another --workdir'):
     files.check(tmp_path, tiny(tmp_path).to_dict())
 
@@ -257,6 +258,21 @@ def test_files_that_belong_together_are_all_replaced_or_none(tmp_path, monkeypat
   assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {encoder.name: b'1', projector.name: b'1'}
   files.write_together({encoder: b'2', projector: b'2'})
   assert (encoder.read_bytes(), projector.read_bytes()) == (b'2', b'2')
+
+
+def test_processes_that_write_the_same_file_wait_for_each_other(tmp_path):
+  """Otherwise, the first one to finish publishes what the other one has written of its part so far."""
+  file, contents = tmp_path / 'evaluation.npz', [bytes([k]) * 10**6 * (k + 1) for k in range(3)]
+
+  def write(content):
+    for _ in range(30):
+      files.write_bytes(file, content)
+      assert file.read_bytes() in contents
+
+  with ThreadPoolExecutor() as pool:
+    for done in [pool.submit(write, content) for content in contents]:
+      done.result()
+  assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_disk_that_is_full_for_metrics_is_named(tmp_path):
