@@ -1,6 +1,7 @@
 """The training loop: the same run on any devices, repeated, interrupted and resumed; and the files it writes."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -320,6 +321,16 @@ def test_only_one_process_trains_in_a_workdir(tmp_path):
     assert not list((tmp_path / 'run').iterdir())
   with files.locked(tmp_path / 'run'):
     pass
+
+
+def test_a_file_system_without_locks_is_accepted(tmp_path, monkeypatch):
+  def flock(*_):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+  monkeypatch.setattr(files.fcntl, 'flock', flock)
+  with files.locked(tmp_path / 'run'):
+    files.write_text(tmp_path / 'run' / 'summary.json', '{}')
+  assert files.read_json(tmp_path / 'run' / 'summary.json') == {}
 
 
 def test_a_damaged_row_is_named_and_a_cut_last_one_is_dropped(tmp_path):

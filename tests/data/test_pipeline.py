@@ -227,7 +227,7 @@ def test_impossible_batches_are_rejected(monkeypatch):
     collect(source(10), batch_size=11)
   with pytest.raises(ValueError, match='batch_size = 4 must be divisible by the 3 processes'):
     collect(source(10), process_count=3)
-  monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=1))
+  monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=2 * 3 * 4 * 2 * 3 * 16**2 - 1))
   with pytest.raises(ValueError, match=r'data\.workers = 2 needs .* of /dev/shm, which has less: .*--shm-size'):
     collect(source(10), num_workers=2)
 

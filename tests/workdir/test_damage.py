@@ -60,6 +60,15 @@ def data_files(workdir, step):
   return sorted((workdir / 'checkpoints' / str(step) / 'state' / 'ocdbt.process_0' / 'd').iterdir())
 
 
+def test_a_damaged_checkpoint_whose_config_is_lost_does_not_decide_who_owns_the_workdir(tmp_path):
+  chosen = finish(tmp_path)
+  for name in ('4', '4_2'):
+    harm(tmp_path / 'run' / 'checkpoints' / '4' / 'config' / 'metadata', 'zeros')
+    assert files.owner(tmp_path / 'run') == files.identity_at(tmp_path / 'run', 2)
+    train.train(chosen, tmp_path / 'run')
+    assert (tmp_path / 'run' / 'damaged' / name).is_dir() and files.steps(tmp_path / 'run') == [4, 2]
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path, capsys):
   chosen = finish(tmp_path)
   expected = leaves(tmp_path / 'run')
@@ -328,12 +337,14 @@ def test_tensorboard_reads_the_files_in_their_order_if_the_clock_was_set_back(tm
   assert created == sorted(created) and len(created) == 4
 
 
-def test_tensorboard_reads_the_scalars(tmp_path):
+def test_tensorboard_reads_the_scalars_during_a_run(tmp_path, monkeypatch):
+  monkeypatch.setattr(metric_log, 'FLUSH_SECONDS', -1.0)
   log = metric_log.MetricLog(tmp_path, 3, tensorboard=True)
   log.write(4, {'loss': 0.5, 'knn5': 70.0})
-  log.close()
   (file,) = (tmp_path / 'tensorboard').iterdir()
   events, data = [], file.read_bytes()
+  log.close()
+  assert file.read_bytes() == data
   while data:  # a record: its length, the length's checksum, the event, and the event's checksum
     (length,) = struct.unpack('<Q', data[:8])
     events.append(event_pb2.Event.FromString(data[12 : 12 + length]))
