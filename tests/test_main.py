@@ -143,6 +143,8 @@ def test_errors_of_libraries_that_need_no_traceback(error, message, monkeypatch)
 
   monkeypatch.setattr(main, 'run', fail)
   assert message in call('--mode=train', '--workdir=', '--config=configs/quickstart.py')
+  message = message.replace('the disk', 'data.path')
+  assert message in call('--mode=prepare', '--workdir=', '--config=configs/cifar10.py')
 
 
 @pytest.mark.parametrize(
