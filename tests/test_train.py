@@ -542,9 +542,13 @@ def test_a_workdir_of_another_config_is_refused(reference):
 
 
 @pytest.mark.parametrize('run', [train.train, evaluate.evaluate])
-def test_a_workdir_that_cannot_be_written_is_refused_before_the_data_is_read(tmp_path, run):
+def test_a_workdir_that_cannot_be_written_is_refused_before_the_data_is_read(tmp_path, run, monkeypatch):
   (tmp_path / 'file').write_text('in the way')
   chosen = tiny(tmp_path, init='random')
   (tmp_path / 'data.npz').unlink()
   with pytest.raises(ValueError, match='cannot be written'):
     run(chosen, tmp_path / 'file' / 'run')
+  with monkeypatch.context() as patched, pytest.raises(OSError, match='No space left') as error:
+    patched.setattr(files.tempfile, 'TemporaryFile', lambda dir: open('/dev/full', 'wb'))  # noqa: SIM115
+    run(chosen, tmp_path / 'run')
+  assert error.value.filename == str(tmp_path / 'run') and not (tmp_path / 'run').exists()

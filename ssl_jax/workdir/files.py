@@ -55,9 +55,14 @@ def writable(workdir: str | os.PathLike, *, create: bool = True) -> pathlib.Path
   try:
     if create:
       workdir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=next(path for path in (workdir, *workdir.parents) if os.path.lexists(path))):
-      return workdir
+    place = next(path for path in (workdir, *workdir.parents) if os.path.lexists(path))
+    with tempfile.TemporaryFile(dir=place) as file:
+      file.write(b'\0')  # a full disk has room for an empty file
+      file.flush()
+    return workdir
   except OSError as error:
+    if is_full(error):
+      raise OSError(error.errno, error.strerror, str(workdir)) from None
     raise ValueError(
       f'--workdir={str(workdir)!r} cannot be written ({error.strerror}): give another directory'
     ) from None
