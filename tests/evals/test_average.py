@@ -1,13 +1,14 @@
 """If a run keeps an average of its weights (`config.ema`), every evaluation uses the average."""
 
 import dataclasses
+import types
 
 import chex
 import jax
 import numpy as np
 import pytest
 
-from ssl_jax.evals import finetune
+from ssl_jax.evals import finetune, transfer
 from ssl_jax.evals.image_evaluator import ImageEvaluator
 from ssl_jax.run import builder
 from ssl_jax.run.devices import AXIS
@@ -66,6 +67,17 @@ def test_classifiers_start_from_the_average(averaged, frozen):
   _, fitted = finetune._fit(evaluator.run, state, train, train.labels, 4, untrained, frozen, 0)
   found = evaluator.run.devices.unreplicate({'network': fitted['params']['encoder'], 'batch_stats': fitted['stats']})
   chex.assert_trees_all_equal(found, {name: x['encoder'] for name, x in state.extra['average'].items()})
+
+
+def test_transfer_uses_the_average(averaged, tmp_path, monkeypatch):
+  evaluator, state, _ = averaged
+  stored = types.SimpleNamespace(newest=lambda: state, close=lambda: None)
+  monkeypatch.setattr(transfer, 'Checkpoints', lambda workdir: stored)
+  monkeypatch.setattr(transfer.files, 'saved', lambda workdir: True)
+  found = transfer.encoder_of(evaluator.run.config, tmp_path).variables
+  average = state.extra['average']
+  expected = {'params': average['network']['encoder'], 'batch_stats': average['batch_stats']['encoder']}
+  chex.assert_trees_all_equal(found, expected)
 
 
 def test_weights_and_running_statistics_are_averaged(averaged, updated):

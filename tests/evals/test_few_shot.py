@@ -33,6 +33,8 @@ def test_the_search_is_that_of_the_toolkit():
   protocol, tried = few_shot.Protocol(), []
   assert protocol.grid()[[0, 16, 96]] == pytest.approx([1e-6, 1e-4, 1e6])
   assert protocol.learning_rates == pytest.approx([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1])
+  assert (protocol.shots, protocol.held_out, protocol.batch) == (5, 0.2, 32)
+  assert (protocol.search_epochs, protocol.epochs) == (10, 50)
 
   def score(candidates):
     tried.extend(candidates)
@@ -45,6 +47,49 @@ def test_the_search_is_that_of_the_toolkit():
   assert few_shot.search(protocol, lambda c: [5.0] * len(c))[:2] == pytest.approx((1e-6, 1e-6)), 'the first of equals'
   edge = few_shot.search(protocol, lambda c: [decay for _, decay in c])
   assert edge.weight_decay == pytest.approx(1e6), 'no step leaves the grid'
+
+
+def test_each_learning_rate_searches_around_its_own_best_decay():
+  tried = []
+
+  def score(candidates):
+    tried.extend(candidates)
+    return [100 - abs(np.log10(decay) - np.log10(rate)) for rate, decay in candidates]
+
+  few_shot.search(few_shot.Protocol(), score)
+  for rate in few_shot.Protocol().learning_rates:
+    assert min(abs(np.log10(decay / rate)) for r, decay in tried if r == rate) < 1e-6
+
+
+def test_candidates_train_on_the_other_shots_and_are_scored_on_the_held_out_ones(monkeypatch):
+  """A candidate whose logits are not finite scores 0, whatever the metric says."""
+  x, labels = np.arange(15, dtype=np.float32)[:, None], np.repeat([0, 1, 2], 5)
+  out, calls = few_shot.held_out(labels, 0.2), []
+
+  def train(model, inputs, targets, candidates, **settings):
+    calls.append((inputs.ravel().tolist(), targets.tolist(), settings))
+    return candidates
+
+  def predictions(model, candidates, inputs, batch):
+    assert inputs.ravel().tolist() == x[out].ravel().tolist()
+    return [np.full((3, 3), np.nan if rate > 0.01 else rate) for rate, _ in candidates]
+
+  monkeypatch.setattr(few_shot, 'train', train)
+  monkeypatch.setattr(few_shot, 'predictions', predictions)
+  model, protocol = few_shot.on_features(1, 3, multi_label=False), few_shot.Protocol(then=())
+  metric = lambda scores, targets: 50.0 + np.nan_to_num(scores[0, 0], nan=1.0)
+  found = few_shot.choose(model, x, labels, metric, protocol, seed=4)
+  assert found.learning_rate == pytest.approx(0.01) and found.score == pytest.approx(50.01)
+  assert calls == [(x[~out].ravel().tolist(), labels[~out].tolist(), dict(epochs=10, batch=32, seed=4))]
+
+
+def test_the_head_starts_as_in_torch_and_depends_on_the_seed():
+  model = few_shot.on_features(400, 50, multi_label=False)
+  first, second = (model.start(seed)['params']['linear']['kernel'] for seed in (0, 1))
+  assert np.abs(first - second).max() > 0.01
+  expected = torch.nn.Linear(400, 50).weight
+  np.testing.assert_allclose(np.abs(first).max(), expected.abs().max().item(), rtol=1e-3)
+  np.testing.assert_allclose(first.std(), expected.std().item(), rtol=0.02)
 
 
 def test_classes_of_one_image_are_refused():

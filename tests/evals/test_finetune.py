@@ -55,10 +55,11 @@ def fit(prepared, devices, protocol, *, frozen, images=slice(None)):
 
 
 def test_shares_are_per_class_and_shots_are_exact():
-  labels = np.repeat([0, 1, 2], [200, 40, 5])
-  for which, counts in {'all': [200, 40, 5], '10%': [20, 4, 1], '1%': [2, 1, 1], '5-shot': [5, 5, 5]}.items():
+  labels, sizes = np.repeat([0, 1, 2, 3], [200, 40, 5, 18]), [200, 40, 5, 18]
+  counts = {'all': sizes, '10%': [20, 4, 1, 2], '1%': [2, 1, 1, 1], '5-shot': [5, 5, 5, 5]}
+  for which, expected in counts.items():
     chosen = finetune.chosen_labels(labels, which, seed=0)
-    assert np.bincount(labels[chosen]).tolist() == counts
+    assert np.bincount(labels[chosen]).tolist() == expected
     assert len(set(chosen)) == len(chosen)
   first, second = (finetune.chosen_labels(labels, '5-shot', seed=seed) for seed in (0, 1))
   assert set(first) != set(second)
@@ -75,6 +76,24 @@ def test_impossible_choices_of_labels_are_refused():
 def test_the_schedule_is_that_of_dystress():
   rates = finetune.FULL.learning_rate * finetune.FULL.factors()
   np.testing.assert_allclose(rates[[0, 29, 30, 39, 40, 49]], [0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+  assert (finetune.FULL.optimizer, finetune.FULL.batch, len(rates)) == ('sgd', 128, 50)
+
+
+def test_the_batch_is_divisible_by_the_devices_and_sets_the_rate_of_sgd():
+  adam = dataclasses.replace(finetune.FULL, optimizer='adam')
+  assert finetune._batch(finetune.FULL, 1000, 4) == (128, 1)
+  assert finetune._batch(finetune.FULL, 51, 4) == (48, 48 / 128)
+  assert finetune._batch(adam, 51, 4) == (48, 1)
+  with pytest.raises(ValueError, match=r'^labels: only 3 images for 4 devices; use fewer devices or more labels'):
+    finetune._batch(finetune.FULL, 3, 4)
+
+
+def test_there_is_one_class_weight_for_each_class():
+  for weights in ((), (1.0, 2.0, 3.0)):
+    finetune.require_weights(weights, 3)
+  for weights in ((1.0,), (1.0, 2.0), (1.0,) * 4):
+    with pytest.raises(ValueError, match=r'^eval\.class_weights = .* must be one number for each of the 3 classes'):
+      finetune.require_weights(weights, 3)
 
 
 def test_fine_tuning_learns_easy_classes_and_moves_the_encoder(prepared):
@@ -185,7 +204,8 @@ def test_a_frozen_classifier_scales_plain_features_of_readable_images(tmp_path, 
 
 @pytest.mark.parametrize('frozen', [False, True])
 def test_the_same_classifier_on_any_devices(prepared, frozen):
-  protocol = dataclasses.replace(SHORT, epochs=1)
+  """With class weights, whose sum differs between the devices."""
+  protocol = dataclasses.replace(SHORT, epochs=1, class_weights=(1.0, 2.0, 4.0, 8.0))
   one, two = (fit(prepared, devices, protocol, frozen=frozen) for devices in (1, 2))
   chex.assert_trees_all_close(one, two, rtol=1e-4, atol=1e-6)
 
@@ -217,9 +237,12 @@ def test_a_frozen_encoder_does_not_change(prepared, name):
 
 @pytest.mark.parametrize('scale', ['norm', 'none'])
 def test_without_augmentation_a_frozen_step_equals_the_formula(prepared, unaugmented, scale):
-  """One full batch: W − rate · Xᵀ(softmax(XW) − Y)/n in float64, with X centred and scaled, or unchanged."""
+  """One full batch: W − rate · Xᵀ(softmax(XW) − Y)/n in float64, with X centred and scaled, or unchanged.
+
+  The rate is 2 instead of 4, because there are 64 images for a batch of 128.
+  """
   chosen, state = unaugmented
-  protocol = linear.Protocol('', 'sgd', 2.0, 64, 1, (5,), 0.1, scale=scale)
+  protocol = linear.Protocol('', 'sgd', 4.0, 128, 1, (5,), 0.1, scale=scale)
   params, _ = fit(prepared, 1, protocol, frozen=True)
   x = np.float64(extracted(chosen, state, chosen.train))
   if scale == 'norm':
@@ -236,7 +259,7 @@ def test_with_weights_inverse_to_its_size_each_class_counts_the_same(prepared, u
   """Two full batches of unequal classes, the second at a tenth of the learning rate; momentum 0.9 on all weights."""
   chosen, state = unaugmented
   kept = np.flatnonzero(np.arange(64) // 4 < np.array([16, 8, 4, 2])[chosen.train.labels])
-  weights = tuple(30 / (4 * n) for n in (16, 8, 4, 2))
+  weights = tuple(7 / n for n in (16, 8, 4, 2))  # only their ratios matter
   protocol = finetune.FineTuning('', 'sgd', 0.5, 30, 2, (1,), 0.1, class_weights=weights)
   found, _ = fit(prepared, 1, protocol, frozen=False, images=kept)
   images, labels = jax.vmap(chosen.views.eval_view)(chosen.train.items[kept]), chosen.train.labels[kept]
@@ -257,6 +280,41 @@ def test_with_weights_inverse_to_its_size_each_class_counts_the_same(prepared, u
   second, _ = gradient(params, stats)
   params = jax.tree.map(lambda p, g, before: p - 0.05 * (g + 0.9 * before), params, second, first)
   chex.assert_trees_all_close(found, params, rtol=1e-3, atol=1e-4)
+
+
+def test_the_seed_sets_the_first_weights_the_order_and_the_augmentation(prepared, monkeypatch):
+  parts, state = prepared
+  chosen, seen, example_keys = parts(1), [], finetune.example_keys
+
+  def keys(seed, step, positions):
+    jax.debug.callback(lambda step, positions: seen.append((int(step), seed, positions.tolist())), step, positions)
+    return example_keys(seed, step, positions)
+
+  monkeypatch.setattr(finetune, 'example_keys', keys)
+  still = dataclasses.replace(SHORT, epochs=2, batch=32, learning_rate=0.0)
+  _, fitted = finetune._fit(chosen, state, chosen.train, chosen.train.labels, 4, still, True, 3)
+  kernel = chosen.devices.unreplicate(fitted['params'])['head']['kernel']
+  np.testing.assert_array_equal(kernel, linear.initial_kernels([3], 8, 4)[0])
+  jax.effects_barrier()
+  orders = [pipeline.order(3, epoch, 64).reshape(2, 32)[k].tolist() for epoch in (0, 1) for k in (0, 1)]
+  assert sorted(seen) == [(step, 3, order) for step, order in enumerate(orders)]
+
+
+def test_hits_are_those_of_the_first_and_the_first_five_classes(prepared, monkeypatch):
+  """Of eight classes; no training image has the label 5."""
+  parts, state = prepared
+  logits, labels = np.tile(np.arange(8.0), (8, 1)), np.arange(8)
+  classes = []
+  fit = lambda run, state, source, labels, classes_, *rest: (
+    classes.append(classes_) or (None, dict(params={}, stats={}))
+  )
+  monkeypatch.setattr(finetune, '_fit', fit)
+  monkeypatch.setattr(features, 'extract', lambda *given, **named: ({'logits': logits}, labels))
+  train_labels = np.array([0, 1, 2, 3, 4, 6, 7, 7])[np.arange(64) % 8]
+  first, five = finetune._one_seed(parts(1), state, train_labels, 'all', SHORT, False, 0)
+  assert classes == [8]
+  np.testing.assert_array_equal(first, labels == 7)
+  np.testing.assert_array_equal(five, labels >= 3)
 
 
 def test_colors_are_not_augmented(prepared, tmp_path):
@@ -315,6 +373,10 @@ def test_evaluations_fine_tune_as_configured(prepared, monkeypatch):
     ('all', linear.PROTOCOLS['balanced_cifar'], True, (2, 3)),
     ('1%', linear.PROTOCOLS['balanced_cifar'], True, (2, 3)),
   ]
+  for key, value in {'finetune': 'linear', 'linear': 'cacr_large'}.items():
+    monkeypatch.setitem(chosen.config.eval, key, value)
+  finetune.evaluate(chosen, state)
+  assert calls[-1] == ('all', linear.PROTOCOLS['cacr_large'], True, (2, 3))
   for key, value in {'finetune': 'all', 'finetune_learning_rate': 1.0, 'class_weights': (1.0, 2.0, 3.0, 4.0)}.items():
     monkeypatch.setitem(chosen.config.eval, key, value)
   finetune.evaluate(chosen, state)

@@ -114,19 +114,20 @@ class TrainingTest(chex.TestCase):
     for epoch, factor in expected.items():
       self.assertAlmostEqual(factors[epoch], factor)
 
-  # As in the cited papers and code: optimizer, learning rate, batch size, epochs. Wang & Liu print no batch size.
+  # As in the cited papers and code: optimizer, learning rate, batch size, epochs. Wang & Liu print no batch size. The
+  # scale of the features is our choice.
   @parameterized.parameters(
-    ('behaviour', 'sgd', 30.0, 256, 100),
-    ('cacr_small', 'adam', 0.001, 128, 100),
-    ('cacr_small_as_is', 'adam', 0.001, 128, 100),
-    ('cacr_large', 'sgd', 30.0, 256, 100),
-    ('balanced_cifar', 'sgd', 30.0, 256, 90),
-    ('dystress_imagenet', 'sgd', 0.1, 256, 90),
-    ('imagenet_lars', 'lars', 1.6, 4096, 90),
+    ('behaviour', 'sgd', 30.0, 256, 100, 'norm'),
+    ('cacr_small', 'adam', 0.001, 128, 100, 'coordinate'),
+    ('cacr_small_as_is', 'adam', 0.001, 128, 100, 'none'),
+    ('cacr_large', 'sgd', 30.0, 256, 100, 'norm'),
+    ('balanced_cifar', 'sgd', 30.0, 256, 90, 'norm'),
+    ('dystress_imagenet', 'sgd', 0.1, 256, 90, 'none'),
+    ('imagenet_lars', 'lars', 1.6, 4096, 90, 'coordinate'),
   )
   def test_settings_are_those_of_the_papers(self, name, *expected):
     p = linear.PROTOCOLS[name]
-    self.assertEqual((p.optimizer, p.learning_rate, p.batch, p.epochs), expected)
+    self.assertEqual((p.optimizer, p.learning_rate, p.batch, p.epochs, p.scale), expected)
     crops = (0.08, 1.0) if name in ('cacr_large', 'dystress_imagenet', 'imagenet_lars') else None
     self.assertEqual(p.crop_scale, crops)
 
@@ -160,6 +161,8 @@ class TrainingTest(chex.TestCase):
     np.testing.assert_allclose(np.mean(np.sum(np.square(unit), axis=1)), 1, rtol=1e-5)
     for given, kept in zip((x, x[:7]), linear._prepare(x, x[:7], scale='none'), strict=True):
       np.testing.assert_array_equal(kept, given)
+    for scale in ('norm', 'coordinate'):  # of a collapsed encoder
+      np.testing.assert_array_equal(linear._prepare(jnp.ones((4, 3)), jnp.ones((2, 3)), scale=scale)[1], 0)
 
 
 class DigitsTest(chex.TestCase):
@@ -250,6 +253,29 @@ class DigitsTest(chex.TestCase):
     np.testing.assert_allclose(first.report['top1_seeds'], accuracy, rtol=1e-5)
 
 
+def test_the_best_rate_on_a_held_out_tenth_is_scaled_with_the_batch(monkeypatch):
+  """Labels 0, 2 and 5: the classifier of the second rate is right, that of the first always says 0."""
+  x, y = 10 * np.eye(3, dtype=np.float32)[np.arange(300) % 3], np.array([0, 2, 5])[np.arange(300) % 3]
+  calls = []
+
+  def train(x, y, seeds, kernels, rates, *, protocol, batch):
+    calls.append((len(x), kernels.shape, batch, rates.tolist()))
+    right = np.eye(6, dtype=np.float32)[[0, 2, 5]]
+    kernel = jnp.stack([right * float(rate == rates.min()) for rate in rates])
+    bias = jnp.zeros((len(seeds), len(rates), 6)).at[:, :, 0].set(0.1)
+    return {'kernel': jnp.stack([kernel] * len(seeds)), 'bias': bias}
+
+  monkeypatch.setattr(linear, '_train', train)
+  found = linear.fit(x, y, x, y, 'balanced_cifar', seeds=(0, 1), learning_rates=(0.5, 0.25))
+  (held, shape, batch, rates), (whole, _, last_batch, last) = calls
+  assert (held, whole, shape) == (270, 300, (2, 3, 6))
+  assert (batch, last_batch) == (9, 10)
+  np.testing.assert_allclose(rates, [0.5 * 9 / 256, 0.25 * 9 / 256])
+  np.testing.assert_allclose(last, [0.25 * 10 / 256])
+  assert found.report['learning_rate'] == 0.25 and found.report['top1'] == 100
+  assert found.report['held_out_top1'][0.25] == 100 and found.report['held_out_top1'][0.5] < 60
+
+
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
@@ -263,6 +289,10 @@ class DigitsTest(chex.TestCase):
     (dict(test_y=np.full(37, 9)), r'test_y: classes \[9\] do not occur in train_y'),
     (dict(test_x=np.ones((37, 4))), 'test_x: 4 dimensions, but train_x has 5'),
     (dict(train_x=np.full((37, 5), np.nan)), 'train_x: holds NaN'),
+    (
+      dict(learning_rates=(float('inf'),)),
+      'scores of the linear classifier contain NaN or infinity: use another protocol',
+    ),
   ],
 )
 def test_errors_name_the_argument(change, message):

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -84,6 +85,29 @@ def test_table_6_has_twenty_sets_each_with_its_metric():
   metrics = [known.metric for known in transfer.ELEVATER.values()]
   counts = {name: metrics.count(name) for name in set(metrics)}
   assert counts == {'accuracy': 14, 'mean_per_class': 4, 'roc_auc': 1, 'map': 1}
+  per_class = {name for name, known in transfer.ELEVATER.items() if known.metric == 'mean_per_class'}
+  assert per_class == {'caltech101', 'fgvc_aircraft', 'oxford_flowers102', 'oxford_iiit_pet'}
+
+
+def test_sets_without_a_test_split_in_tfds_have_the_sizes_of_elevater():
+  size = lambda split: int(split[:-1].partition(':')[2]) - int(split.partition('[')[2].partition(':')[0] or 0)
+  sizes = {name: tuple(map(size, transfer.ELEVATER[name][2:])) for name in ('eurosat', 'resisc45')}
+  assert sizes == {'eurosat': (5000, 5000), 'resisc45': (3150, 25200)}
+
+
+def test_a_class_may_occur_only_in_the_test_images():
+  assert transfer.Opened(None, None, np.array([0, 1]), np.array([0, 3])).classes == 4
+
+
+def test_scores_are_those_of_readable_test_images(monkeypatch):
+  test = types.SimpleNamespace(readable=lambda: np.array([0, 2]))
+  data = transfer.Opened(None, test, np.array([0, 1]), np.array([1, 0, 0]))
+  logits = np.array([[0.0, 1.0], [1.0, 0.0]])
+  fits = lambda *given: iter([(0, few_shot.Chosen(0.1, 1e-3, 75.0), logits)])
+  monkeypatch.setattr(transfer, '_fits', fits)
+  found = transfer._evaluate(None, data, 'accuracy', 'linear', SHORT, [0], lambda text: None)
+  expected = {'mean': 100.0, 'std': None, 'seeds': [100.0], 'held_out': [75.0]}
+  assert found == {**expected, 'learning_rate': [0.1], 'weight_decay': [1e-3]}
 
 
 def test_without_sets_it_transfers_to_those_in_tfds(tmp_path, monkeypatch, capsys):
@@ -146,9 +170,16 @@ def test_shots_that_cannot_be_read_are_left_out(tmp_path, monkeypatch, kind):
   (root / 'train' / 'class0' / '4.png').write_bytes(b'no image')
   config, calls = tiny(tmp_path, init='random', **{'data.broken': 'skip'}), []
   data, encoder = transfer.open_set(transfer.parse(str(root), config)), transfer.encoder_of(config, tmp_path / 'run')
-  monkeypatch.setattr(few_shot, 'choose', lambda model, *given: calls.append(given) or few_shot.Chosen(0.1, 0.0, 0.0))
-  next(transfer._fits(encoder, data, transfer.METRICS['accuracy'], kind, SHORT, [0]))
-  ((inputs, targets, *_),) = calls
+  monkeypatch.setattr(few_shot, 'choose', lambda model, *given: calls.append(given) or few_shot.Chosen(0.1, 1e-3, 0.0))
+  draw, fit, used = few_shot.draw, few_shot.train, []
+  monkeypatch.setattr(few_shot, 'draw', lambda *given: used.append(given[1:]) or draw(*given))
+  monkeypatch.setattr(
+    few_shot, 'train', lambda *given, **named: used.append((*given[3:], named)) or fit(*given, **named)
+  )
+  next(transfer._fits(encoder, data, transfer.METRICS['accuracy'], kind, SHORT, [3]))
+  ((inputs, targets, *rest),) = calls
+  assert rest == [transfer.METRICS['accuracy'], SHORT, 3]
+  assert used == [(5, 3), ([(0.1, 1e-3)], dict(epochs=4, batch=8, seed=3))]
   assert targets.tolist() == [0] * 4 + [1] * 5 and len(inputs) == 9
   assert np.ptp(inputs[targets == 0].std(axis=0)) == 0, 'all are alike'
   assert not np.allclose(inputs[3], inputs[4])
@@ -175,6 +206,8 @@ def test_only_results_of_the_same_weights_and_images_are_reused(tmp_path, monkey
   (tmp_path / 'run' / 'transfer.md').unlink()  # as if it had been killed before it wrote the table
   assert run('fish', places[0], seed=1, **{'model.width': 4}) == ({'fish'}, 2)
   assert '| fish | accuracy | 50.0 | 50.0 |' in (tmp_path / 'run' / 'transfer.md').read_text()
+  for changes in ({'dtype': 'bfloat16'}, {'data.image_size': 16}, {'eval.crop': 0.75}):
+    assert run('fish', places[0], seed=1, **{'model.width': 4}, **changes) == ({'fish'}, 0)
   for content, message in (('{}', 'has no sets'), ('{"sets": {"fish": 1}}', 'has a int as fish')):
     (tmp_path / 'run' / 'transfer.json').write_text(content)
     with pytest.raises(ValueError, match=rf'transfer\.json {message}, so it is not what this program wrote'):
