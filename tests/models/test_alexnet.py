@@ -25,6 +25,16 @@ def test_parameters_match_the_paper():
 
 
 @pytest.mark.slow
+def test_initialization_is_that_of_the_authors():
+  """Every kernel is normal with a standard deviation of 0.02."""
+  params = jax.jit(lambda: models.create('alexnet_small').init(KEY, jnp.zeros((2, 15, 15, 3)), train=True))()['params']
+  kernels = [layer['kernel'] for layer in params.values() if 'kernel' in layer]
+  assert len(kernels) == 7
+  for kernel in kernels:
+    np.testing.assert_allclose(kernel.std(), 0.02, rtol=0.05)
+
+
+@pytest.mark.slow
 def test_outputs_and_gradients_match_torch():
   torch_models.assert_same_network(models.create('alexnet_small'), torch_models.AlexNet(24), (16, 24, 24, 3))
 

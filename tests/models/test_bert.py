@@ -125,11 +125,13 @@ def test_outputs_and_gradients_match_torch(pooling):
 
 
 def test_padding_changes_nothing():
+  """A sentence of nothing but padding has features of 0."""
   module = small(pooling='mean')
   short, variables = batch(length=9, key=False), init(module)
   longer = jnp.concatenate([short[:, :9], jnp.zeros((5, 3), jnp.uint32), short[:, 9:]], axis=1)
   apply = jax.jit(lambda x: module.apply(variables, x, train=False))
   np.testing.assert_allclose(apply(longer), apply(short), atol=1e-5)
+  np.testing.assert_array_equal(apply(jnp.zeros_like(short)), 0)
 
 
 def test_views_of_a_sentence_share_its_tokens_and_differ_in_their_key():
@@ -154,6 +156,17 @@ def test_dropout_depends_only_on_the_key_of_a_sentence():
   seen = module.apply(variables, x, train=False)
   np.testing.assert_array_equal(seen, module.apply(variables, x.at[:, -2:].set(0), train=False))
   np.testing.assert_allclose(small(dropout=0.0).apply(variables, x, train=True), seen, atol=1e-5)
+
+
+def test_dropout_is_that_of_bert(monkeypatch):
+  """After the embeddings, and in each layer of the attention weights and after both parts: each with its own mask."""
+  masks = []
+  monkeypatch.setattr(bert, 'drop', lambda keys, place, rate, x: masks.append((place, rate, x.shape)) or x)
+  x = batch()
+  jax.eval_shape(lambda: small(dropout=0.3).init(KEY, x, train=True))
+  hidden, attention = (5, 9, 24), (5, 3, 9, 9)
+  shapes = [hidden, attention, hidden, hidden, attention, hidden, hidden]
+  assert sorted(masks) == [(place, 0.3, shape) for place, shape in enumerate(shapes)]
 
 
 def test_dropout_keeps_the_mean_and_masks_differ_between_places():

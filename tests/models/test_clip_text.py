@@ -104,6 +104,16 @@ def test_the_size_is_that_of_clip():
   assert sum(p.size for p in jax.tree.leaves(variables)) == 49408 * 512 + 77 * 512 + 12 * 3_152_384 + 2 * 512
 
 
+def test_initialization_is_that_of_clip():
+  """Of a width of 128 and a depth of 2. Biases are 0."""
+  params = jax.jit(lambda x: small(width=128, heads=2).init(KEY, x, train=False))(batch())['params']
+  block = params['resblocks_0']
+  found = {name: block[name]['kernel'].std() for name in ('qkv', 'proj', 'c_fc', 'c_proj')}
+  found |= {name: params[f'{name}_embedding']['embedding'].std() for name in ('token', 'positional')}
+  expected = dict(qkv=128**-0.5, proj=512**-0.5, c_fc=256**-0.5, c_proj=512**-0.5, token=0.02, positional=0.01)
+  assert found == {name: pytest.approx(std, rel=0.05) for name, std in expected.items()}
+
+
 def test_padding_and_what_comes_after_the_last_token_change_nothing():
   module, x = small(), batch()
   variables = init(module)

@@ -37,15 +37,18 @@ def test_form(form, size):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 
 
-@pytest.mark.parametrize('stem, size, block, used', [
-  ('imagenet', 32, Bottleneck, {'by_cells', 'by_pixels'}),
-  ('imagenet', 33, BasicBlock, {'by_pixels'}),
-  ('cifar', 9, BasicBlock, {'by_columns', 'by_pixels'}),
+@pytest.mark.parametrize('stem, stride, size, block, used', [
+  ('imagenet', None, (32, 32), Bottleneck, {'by_cells', 'by_pixels'}),
+  ('imagenet', None, (33, 33), BasicBlock, {'by_pixels'}),
+  ('imagenet', None, (32, 33), BasicBlock, {'by_pixels'}),
+  ('imagenet', 1, (16, 16), BasicBlock, {'by_pixels'}),
+  ('cifar', None, (9, 9), BasicBlock, {'by_columns', 'by_pixels'}),
+  ('cifar', 2, (9, 9), BasicBlock, {'by_pixels'}),
 ])  # fmt: skip
-def test_resnet_uses_them_on_a_gpu(monkeypatch, stem, size, block, used):
+def test_resnet_uses_them_on_a_gpu(monkeypatch, stem, stride, size, block, used):
   """The features of a whole network are the same with and without them."""
-  network = ResNet((1, 1), block, width=4, stem=stem)
-  images = jax.random.normal(jax.random.key(0), (2, size, size, 3))
+  network = ResNet((1, 1), block, width=4, stem=stem, stem_stride=stride)
+  images = jax.random.normal(jax.random.key(0), (2, *size, 3))
   variables = network.init(jax.random.key(1), images, train=False)
   expected = network.apply(variables, images, train=False)
   called = set()

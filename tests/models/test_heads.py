@@ -55,6 +55,7 @@ HEADS = [
   ('vicreg', dict(features=(32, 16, 8)), 24, ['fc 32', 'bn', 'relu', 'fc 16', 'bn', 'relu', 'fc 8']),
   ('swav', dict(features=(32, 16)), 24, ['fc 32', 'bn', 'relu', 'fc 16 bias']),
   ('alexnet', {}, 24, ['fc 128 bias']),
+  ('clip', {}, 24, ['fc 1024']),
 ]
 
 
@@ -111,6 +112,25 @@ def test_dino_matches_torch(batch_norm, layers):
   torch_models.assert_same_network(module, TorchDINOHead(layers), (16, 24))
 
 
+@pytest.mark.parametrize(
+  ('name', 'std'),
+  [('alexnet', 0.02), ('bert', 0.02), ('clip', 400**-0.5), ('simclr', (3 * 400) ** -0.5)],
+)
+def test_initial_weights_have_the_size_of_the_papers(name, std):
+  params = jax.jit(lambda: heads.create(name).init(KEY, jnp.zeros((2, 400)), train=True))()['params']
+  first = params['fc' if name == 'bert' else 'fc1']
+  np.testing.assert_allclose(first['kernel'].std(), std, rtol=0.02)
+
+
+def test_the_pooler_of_bert_is_the_tanh_of_a_linear_layer():
+  x = np.random.default_rng(0).normal(size=(4, 24)).astype(np.float32)
+  module = heads.create('bert')
+  variables = module.init(KEY, x, train=True)
+  fc = jax.tree.map(lambda w: w + np.float32(0.1), variables['params']['fc'])
+  found = module.apply({'params': {'fc': fc}}, x, train=True)
+  np.testing.assert_allclose(found, np.tanh(x @ fc['kernel'] + fc['bias'][None]), rtol=1e-4, atol=1e-5)
+
+
 def test_dino_is_initialized_as_in_the_paper():
   module = heads.create('dino', features=(256, 64), prototypes=8)
   kernels = jax.tree.leaves(module.init(jax.random.key(0), jnp.zeros((2, 256)), train=False)['params']['mlp'])
@@ -125,6 +145,7 @@ def test_dino_and_swav_have_the_sizes_of_the_papers():
     x = jnp.zeros((2, width))
     params = jax.eval_shape(lambda m=module, x=x: m.init(KEY, x, train=True))['params']
     assert params.get('prototypes', params)['kernel'].shape == shape
+  assert heads.create('dino').features == (2048, 2048, 256)
 
 
 def test_prototypes_are_cosines_and_a_zero_has_no_gradient():

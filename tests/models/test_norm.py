@@ -122,6 +122,22 @@ def test_bfloat16_has_float32_statistics():
   np.testing.assert_allclose(np.asarray(gradient, np.float64), dx, rtol=0, atol=2**-7 * np.abs(dx).max())
 
 
+def test_constant_features_have_no_negative_variance():
+  """In float32 the mean of x² may be less than the square of the mean, by more than epsilon."""
+  x = np.tile(np.linspace(100, 5000, 50, dtype=np.float32), (64, 1))
+  module = BatchNorm()
+  variables = module.init(jax.random.key(0), x, train=True)
+  y, changed = module.apply(variables, x, train=True, mutable=['batch_stats'])
+  assert jnp.isfinite(y).all() and (changed['batch_stats']['var'] >= 0.9).all()
+
+
+def test_epsilon_is_added_to_the_running_variance():
+  variables = {'params': {'scale': np.ones(1), 'bias': np.zeros(1)}, 'batch_stats': {'mean': np.ones(1)}}
+  variables['batch_stats']['var'] = np.zeros(1)
+  y = BatchNorm().apply(jax.tree.map(np.float32, variables), np.full((2, 1), 3, np.float32), train=False)
+  np.testing.assert_allclose(y, 2 / np.sqrt(1e-5), rtol=1e-5)
+
+
 def test_without_affine_there_are_no_parameters():
   module = BatchNorm(affine=False)
   x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 3)), jnp.float32)

@@ -36,7 +36,16 @@ def test_bfloat16_and_nan():
   x = jnp.arange(49, dtype=jnp.bfloat16).reshape(1, 7, 7, 1)
   y, pull = jax.vjp(lambda x: max_pool(x, 3, 2), x)
   assert y.dtype == pull(y)[0].dtype == jnp.bfloat16
-  assert jnp.isnan(max_pool(x.at[0, 0, 0, 0].set(jnp.nan), 3, 2)[0, 0, 0, 0])
+  for row, column in ((0, 0), (1, 1), (2, 2)):
+    assert jnp.isnan(max_pool(x.at[0, row, column, 0].set(jnp.nan), 3, 2)[0, 0, 0, 0])
+
+
+def test_a_bfloat16_gradient_is_added_in_float32():
+  """The center is the maximum of all nine windows. In bfloat16, 256 + 1 is 256."""
+  x = jnp.zeros((1, 3, 3, 1), jnp.bfloat16).at[0, 1, 1, 0].set(1)
+  _, pull = jax.vjp(lambda x: max_pool(x, 3, 1, 1), x)
+  gradient = jnp.ones_like(x).at[0, 0, 0, 0].set(256)
+  np.testing.assert_array_equal(pull(gradient)[0], 264 * x)
 
 
 def test_its_gradient_does_not_scatter():

@@ -83,6 +83,16 @@ def test_bfloat16_is_close_and_keeps_float32_parameters():
   assert 0 < jnp.linalg.norm(features - exact_features) / jnp.linalg.norm(exact_features) < 0.02
 
 
+def test_the_mean_of_bfloat16_activations_is_float32():
+  images = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype(np.float32)
+  module = models.create('resnet_tiny', dtype=jnp.bfloat16, stage_sizes=(1,), width=8)
+  settings = dict(train=False, capture_intermediates=True, mutable='intermediates')
+  features, state = jax.jit(lambda v: module.apply(v, images, **settings))(init(module))
+  (last,) = state['intermediates']['layer1_0']['__call__']
+  assert last.dtype == jnp.bfloat16
+  np.testing.assert_allclose(features, np.float64(last).mean((1, 2)), rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_bfloat16_features_are_close_with_all_compiler_optimizations():
   """Other tests disable most of them (tests/conftest.py)."""
@@ -100,7 +110,9 @@ def test_bfloat16_features_are_close_with_all_compiler_optimizations():
 def test_initialization_is_kaiming_fan_out():
   params = init(models.create('resnet_tiny'))['params']
   for layer, fan_out in (('layer1_0', 9 * 32), ('layer3_0', 9 * 128)):
-    np.testing.assert_allclose(params[layer]['conv1']['kernel'].std(), (2 / fan_out) ** 0.5, rtol=0.02)
+    kernel, std = params[layer]['conv1']['kernel'], (2 / fan_out) ** 0.5
+    np.testing.assert_allclose(kernel.std(), std, rtol=0.02)
+    assert jnp.abs(kernel).max() > 3 * std, 'not truncated'
     np.testing.assert_array_equal(params[layer]['bn2']['scale'], 1)
 
 
@@ -127,6 +139,8 @@ def test_tiny_is_adjustable():
   assert state['intermediates']['conv1']['__call__'][0].shape == (2, 8, 8, 8)
   assert state['intermediates']['layer2_0']['__call__'][0].shape == (2, 4, 4, 16)
   assert set(variables['params']) == {'conv1', 'bn1', 'layer1_0', 'layer1_1', 'layer2_0'}
+  tiny = models.create('resnet_tiny')
+  assert (tiny.stage_sizes, tiny.width, tiny.stem, tiny.stem_stride) == ((1, 1, 1), 32, 'cifar', 2)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import models
+from ssl_jax.models.transformer import LayerNorm, attend
 from ssl_jax.models.vit import ViT, sine_position_embedding
 from tests.models import torch_models
 
@@ -76,6 +77,25 @@ def test_initialization_matches_moco_v3():
     assert 0.99 * bound < np.abs(kernel).max() <= bound
     np.testing.assert_allclose(kernel.std(), bound / 3**0.5, rtol=0.03)
   assert 0 < np.abs(params['cls_token']).max() < 1e-5
+  query, key, value = np.split(block['qkv']['kernel'], 3, axis=1)
+  assert (query != key).any() and (key != value).any()
+
+
+def test_statistics_and_softmax_of_bfloat16_are_float32():
+  rng = np.random.default_rng(0)
+  x = rng.normal(100, 1, size=(4, 64)).astype(jnp.bfloat16)
+  norm = LayerNorm()
+  exact = np.float64(x)
+  expected = (exact - exact.mean(1, keepdims=True)) / np.sqrt(exact.var(1, keepdims=True) + 1e-6)
+  y = norm.apply(norm.init(KEY, x), x)
+  assert y.dtype == jnp.bfloat16
+  np.testing.assert_allclose(np.float64(y), expected, rtol=2**-8, atol=1e-3)
+  # Products of about 100, which a bfloat16 rounds to halves
+  q, k, v = (np.asarray(10 * rng.normal(size=(2, 5, 1, 16)), jnp.bfloat16) for _ in range(3))
+  logits = np.einsum('nqhd,nkhd->nhqk', np.float64(q), np.float64(k)) / 4
+  weights = np.exp(logits - logits.max(-1, keepdims=True))
+  expected = np.einsum('nhqk,nkhd->nqhd', weights / weights.sum(-1, keepdims=True), np.float64(v)).reshape(2, 5, 16)
+  np.testing.assert_allclose(np.float64(attend(q, k, v)), expected, rtol=0.02, atol=0.02 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(
