@@ -18,6 +18,7 @@ os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '0'
 
 # And without optimisation: the programs are small, so compiling them is what takes time.
 os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
+os.environ['XLA_FLAGS'] += ' --xla_cpu_parallel_codegen_split_count=1'  # the default, 32 parts, takes longer
 if importlib.metadata.version('jaxlib').startswith('0.10.'):  # later ones have no choice of emitters
   os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'
 
