@@ -191,8 +191,9 @@ class SameTest(chex.TestCase):
     found, (gradients,) = jax.jit(
       jax.shard_map(of, mesh=mesh, in_specs=spec, out_specs=(spec, (spec,)), check_vma=True)
     )(z)
+    whole = jax.jit(both(0))
     for device, own in enumerate(np.split(z, 2, axis=1)):
-      expected = both(0)(own)
+      expected = whole(own)
       part = slice(4 * device, 4 * device + 4)
       assert_same((found[:, part].ravel(), (gradients[:, part],)), expected)
 
@@ -233,13 +234,18 @@ class MemoryTest(absltest.TestCase):
 
 class OneTemperatureTest(absltest.TestCase):
   def test_an_array_of_one_temperature_holds_for_all_queries(self):
-    z = embeddings(2, 4)
+    taus = (0.2, [0.2], jnp.array([0.2]), np.array([[0.2]]), [0.2] * 8)
     for loss in (losses.info_nce, losses.sigmoid, functools.partial(losses.hard, fraction=0.5)):
       for block in (0, 3):
-        pos, neg, where = pairs.in_batch(*z, block=block)
-        expected = loss(pos, neg, 0.2, where=where)
-        for tau in ([0.2], jnp.array([0.2]), np.array([[0.2]]), [0.2] * 8):
-          np.testing.assert_allclose(loss(pos, neg, tau, where=where), expected, rtol=1e-6)
+
+        @jax.jit
+        def of(z, loss=loss, block=block):
+          pos, neg, where = pairs.in_batch(*z, block=block)
+          return [loss(pos, neg, tau, where=where) for tau in taus]
+
+        expected, *others = of(embeddings(2, 4))
+        for found in others:
+          np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 class RefusalTest(absltest.TestCase):
