@@ -9,6 +9,8 @@ import tempfile
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=4'
 os.environ['XLA_FLAGS'] += ' --xla_cpu_multi_thread_eigen=false'  # the workers of `make test` share the cores
+for name in ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS'):  # threads of numpy, scikit-learn and torch wait actively
+  os.environ.setdefault(name, '1')
 
 # Many tests train the same few networks: each is compiled once, for all workers and for the processes they start.
 _CACHE = tempfile.TemporaryDirectory()
