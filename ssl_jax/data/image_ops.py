@@ -168,21 +168,6 @@ def greyscale(image: jax.Array) -> jax.Array:
   return jnp.broadcast_to(_luma(image), image.shape)
 
 
-def adjust_brightness(image: jax.Array, factor: ArrayLike) -> jax.Array:
-  """Blends with black."""
-  return _blend(image, 0.0, factor)
-
-
-def adjust_contrast(image: jax.Array, factor: ArrayLike) -> jax.Array:
-  """Blends with the mean of the luma."""
-  return _blend(image, jnp.mean(_luma(image)), factor)
-
-
-def adjust_saturation(image: jax.Array, factor: ArrayLike) -> jax.Array:
-  """Blends with the grayscale image."""
-  return _blend(image, _luma(image), factor)
-
-
 def adjust_hue(image: jax.Array, shift: ArrayLike) -> jax.Array:
   """Shifts the HSV hue by `shift`, a fraction of a full turn. Value and saturation stay the same."""
   chex.assert_shape(image, (None, None, 3))
@@ -209,6 +194,8 @@ def color_jitter(
   image: jax.Array, brightness: ArrayLike, contrast: ArrayLike, saturation: ArrayLike, hue: ArrayLike, order: jax.Array
 ) -> jax.Array:
   """Applies the four adjustments in the given order, int `[4]`: a permutation of 0 (brightness) to 3 (hue).
+
+  Brightness blends the image with black, contrast with the mean of its luma, saturation with the grayscale image.
 
   The order differs between examples, and a switch under vmap would compute all 24 orders. It is cheaper to compute all
   four adjustments in each of four steps and select one.
