@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -123,7 +123,8 @@ def extract(
   positions = np.minimum(np.arange(share) + jax.process_index() * share, len(source) - 1)
   batch_size = -(-min(max(batch_size // processes, 1), share) // local) * local
   parts, waiting = [], None
-  for images, found in _batches(source, positions, size, batch_size):
+  for start in range(0, len(positions), batch_size):
+    images, found = squares(source, positions[start : start + batch_size], size)
     if (count := len(images)) < batch_size:  # one shape, one compilation
       images = np.concatenate([images, np.zeros((batch_size - count, *images.shape[1:]), images.dtype)])
     places = np.resize(found, batch_size).astype(np.int32)
@@ -142,12 +143,6 @@ def extract(
   chosen = slice(len(source)) if read.all() else np.flatnonzero(read)  # a slice makes no copy
   labels = None if source.labels is None else source.labels[chosen]
   return jax.tree.map(lambda x: x[chosen], features), labels
-
-
-def _batches(source, positions, size, batch_size) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """(images uint8 [b, size, size, 3], their positions in the source [b]), in order."""
-  for start in range(0, len(positions), batch_size):
-    yield squares(source, positions[start : start + batch_size], size)
 
 
 def squares(source: sources.Source, positions: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -87,7 +87,8 @@ def parse(text: str, config: ConfigDict) -> Target:
     raise ValueError(f'{text!r} names the metric {metric!r}, which does not exist: {nearest(metric, METRICS)}')
   what, metric = (what, metric) if colon and metric in METRICS else (text, '')
   name, _, folder = what.partition('=')
-  if not folder and (('/' in name and name not in _tfds_names()) or name.startswith(('.', '~'))):
+  of_tfds = {known.tfds for known in ELEVATER.values()}  # in other names, a slash is the sign of a folder
+  if not folder and (('/' in name and name not in of_tfds) or name.startswith(('.', '~'))):
     name, folder = set_name(name), name
   if not name or name.startswith('-'):
     raise ValueError(f'{text!r} is not a set: give NAME, FOLDER or NAME=FOLDER, such as cifar10 or birds=/data/birds')
@@ -99,11 +100,6 @@ def parse(text: str, config: ConfigDict) -> Target:
   other = dict(source='tfds', path=path, train_split=known.train, test_split=known.test, held_out=0.0)
   place = {**own, 'name': name} if folder else {**other, 'name': known.tfds}
   return Target(name, metric or known.metric, {**config.data.to_dict(), 'classes': '', **place})
-
-
-def _tfds_names() -> set[str]:
-  """The tfds names with a slash, which is otherwise the sign of a folder."""
-  return {known.tfds for known in ELEVATER.values() if '/' in known.tfds}
 
 
 class Opened(NamedTuple):

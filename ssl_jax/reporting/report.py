@@ -328,7 +328,7 @@ def _representation(run: FinishedRun) -> list[Section]:
   if not spaces:
     return []
   rows = [
-    [name, *(_measure(space, key, spaces) for space in spaces), meaning]
+    [name, *(_number(space, key, spaces) if key in spaces[space] else '–' for space in spaces), meaning]
     for key, (name, meaning) in MEASURES.items()
     if any(key in found for found in spaces.values())
   ]
@@ -369,10 +369,6 @@ def _neighbors(run: FinishedRun) -> list[Section]:
   else:
     return []
   return [Section('Nearest neighbors', '', [part])]
-
-
-def _measure(space: str, key: str, spaces: Mapping) -> str | Number:
-  return _number(space, key, spaces) if key in spaces[space] else '–'
 
 
 def _number(space: str, key: str, spaces: Mapping) -> Number:
