@@ -218,7 +218,7 @@ class Source:
     kept = Arrays(images, labels, self.class_names)
     kept.captions, kept.paired = self.captions_of(self.readable()) if self.paired else None, self.paired
     kept.skipped = self.skipped
-    if isinstance(self, Arrays):  # `shared` compares arrays by their pixels
+    if isinstance(self, Arrays):  # `same_images` compares arrays by their pixels
       kept.original_contents = self.contents()
     else:
       kept.origin = self
