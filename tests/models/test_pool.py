@@ -44,7 +44,7 @@ def test_a_bfloat16_gradient_is_added_in_float32():
   """The center is the maximum of all nine windows. In bfloat16, 256 + 1 is 256."""
   x = jnp.zeros((1, 3, 3, 1), jnp.bfloat16).at[0, 1, 1, 0].set(1)
   _, pull = jax.vjp(lambda x: max_pool(x, 3, 1, 1), x)
-  gradient = jnp.ones_like(x).at[0, 0, 0, 0].set(256)
+  gradient = jnp.ones_like(x).at[0, 2, 2, 0].set(256)  # the first that is added
   np.testing.assert_array_equal(pull(gradient)[0], 264 * x)
 
 
