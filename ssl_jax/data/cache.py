@@ -7,6 +7,7 @@ repairs a damaged one. If the fingerprint differs, because the data has changed,
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -64,8 +65,8 @@ class _Cache:
     self.known = self._read()
     missing = self._missing() if self._mapped() is not None else None
     if missing is None or not self._as_decoded(missing):
-      self.file.unlink(missing_ok=True)  # not overwritten, because another run may have mapped it
       with _writing(self.file):
+        self.file.unlink(missing_ok=True)  # not overwritten, because another run may have mapped it
         np.lib.format.open_memmap(self.file, 'w+', np.uint8, self.shape).flush()
       self.known = {**self.identity, 'checksums': [None] * len(self.starts), 'broken': []}
       missing = list(self.starts)
@@ -203,24 +204,32 @@ def _writing(file: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except OSError as error:
+    room = 'make room there, or ' if error.errno in (errno.ENOSPC, errno.EDQUOT) else ''
     raise ValueError(
-      f'{file} cannot be written ({error.strerror or error}): make room there, or give another folder as data.cache'
+      f'{file} cannot be written ({error.strerror or error}): {room}give another folder as data.cache'
     ) from error
 
 
 @contextlib.contextmanager
 def _locked(file: pathlib.Path) -> Iterator[bool]:
-  """Locks a cache file: other processes that need it wait. Yields False on a file system without locks."""
-  path = file.with_suffix('.lock')
-  with _writing(path):
-    lock = path.open('a')
-  with lock:
-    held = False
-    with contextlib.suppress(OSError):  # a file system without locks
-      try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError:
-        _say(f'another process is writing {file}: waiting for it')
-        fcntl.flock(lock, fcntl.LOCK_EX)
-      held = True
+  """Locks a cache file: other processes that need it wait.
+
+  Yields False without a lock: on a file system that has none, or if this user may only read an existing file.
+  """
+  path, held = file.with_suffix('.lock'), False
+  with contextlib.ExitStack() as stack:
+    try:
+      lock = stack.enter_context(path.open('a'))
+    except OSError as error:
+      if error.errno not in (errno.EACCES, errno.EROFS) or not file.exists():
+        with _writing(path):
+          raise
+    else:
+      with contextlib.suppress(OSError):  # a file system without locks
+        try:
+          fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+          _say(f'another process is writing {file}: waiting for it')
+          fcntl.flock(lock, fcntl.LOCK_EX)
+        held = True
     yield held

@@ -1,5 +1,6 @@
 """The cache of decoded images: equal to decoding, made once, and whole again after whatever happens to it."""
 
+import errno
 import itertools
 import json
 import os
@@ -341,6 +342,29 @@ def test_a_disk_that_fills_up_is_named(tmp_path):
   with pytest.raises(ValueError, match=message) as error, cache._writing(full), full.open('wb', 0) as stream:
     stream.write(b'x')
   assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('code', [errno.EROFS, errno.EACCES])
+def test_a_complete_file_in_a_read_only_folder_is_used(folder, monkeypatch, code):
+  opened(folder)
+  open_file = pathlib.Path.open
+
+  def refuse(*_, **__):
+    raise OSError(code, os.strerror(code))
+
+  def read_only(path, mode='r'):
+    return refuse() if set(mode) & set('aw+') else open_file(path, mode)
+
+  monkeypatch.setattr(pathlib.Path, 'open', read_only)
+  monkeypatch.setattr(pathlib.Path, 'unlink', refuse)
+  positions = decoded(monkeypatch)
+  assert_as_decoded(folder)
+  assert len(positions) < 2 * IMAGES, 'a few are compared'
+  replace(folder)
+  with pytest.raises(ValueError, match=r'\.npy cannot be written \(.*\): give another folder as data\.cache$'):
+    opened(folder)
+  with pytest.raises(ValueError, match=r'\.lock cannot be written \(.*\): give another folder as data\.cache$'):
+    opened(folder, **{'data.cache': str(folder.parent)})
 
 
 def test_a_second_process_waits_for_the_first(folder, capfd):
