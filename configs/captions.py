@@ -4,7 +4,7 @@
 
 Images and captions are generated. The metric `zero_shot` is the accuracy of naming the shape in a test image without
 labels, by comparing the image with sentences such as "a star". An untrained model names one shape in eight correctly, a
-trained one 85 % or more. Losses: `clip` (InfoNCE with a learned temperature), `siglip`, `cacr`, `dystress` (a cosine
+trained one 75 % or more. Losses: `clip` (InfoNCE with a learned temperature), `siglip`, `cacr`, `dystress` (a cosine
 temperature of the similarity), `dcl`, `balanced`. `causal` encodes the captions with the causal transformer of CLIP
 instead of a small BERT.
 """
