@@ -207,6 +207,7 @@ def test_only_results_of_the_same_weights_and_images_are_reused(tmp_path, monkey
   assert run('fish', places[0], seed=1, **{'model.width': 4}) == ({'fish'}, 2)
   assert '| fish | accuracy | 50.0 | 50.0 |' in (tmp_path / 'run' / 'transfer.md').read_text()
   for changes in ({'dtype': 'bfloat16'}, {'data.image_size': 16}, {'eval.crop': 0.75}):
+    run('fish', places[0], seed=1, **{'model.width': 4})
     assert run('fish', places[0], seed=1, **{'model.width': 4}, **changes) == ({'fish'}, 0)
   for content, message in (('{}', 'has no sets'), ('{"sets": {"fish": 1}}', 'has a int as fish')):
     (tmp_path / 'run' / 'transfer.json').write_text(content)
