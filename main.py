@@ -136,7 +136,8 @@ def _exit_if_full(error: Exception) -> None:
   from ssl_jax.workdir import files
 
   if files.is_full(error):
-    place = getattr(error, 'filename', None) or WORKDIR.value or {'prepare': 'data.path'}.get(MODE.value, 'the disk')
+    unnamed = 'data.path' if MODE.value == 'prepare' else 'the disk'
+    place = getattr(error, 'filename', None) or WORKDIR.value or unnamed
     _exit(f'{place} cannot be written (no space left): make room there, and the same command {_again()}')
 
 

@@ -8,7 +8,6 @@ repairs a damaged one. If the fingerprint differs, because the data has changed,
 
 import contextlib
 import errno
-import fcntl
 import json
 import math
 import os
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.data import sources
+from ssl_jax.data import locks, sources
 
 BLOCK = 2**24  # maximum bytes of a block, unless a single image is larger
 COMPARED = 8  # images that are decoded again at each start, to compare them with the file
@@ -225,11 +224,5 @@ def _locked(file: pathlib.Path) -> Iterator[bool]:
         with _writing(path):
           raise
     else:
-      with contextlib.suppress(OSError):  # a file system without locks
-        try:
-          fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-          _say(f'another process is writing {file}: waiting for it')
-          fcntl.flock(lock, fcntl.LOCK_EX)
-        held = True
+      held = locks.acquire(lock, lambda: _say(f'another process is writing {file}: waiting for it'))
     yield held

@@ -6,7 +6,6 @@ class folders.
 """
 
 import contextlib
-import fcntl
 import gzip
 import hashlib
 import io
@@ -26,7 +25,7 @@ import numpy as np
 from PIL import Image
 from rich.progress import track
 
-from ssl_jax.data import archives, sources, tfds_source
+from ssl_jax.data import archives, locks, sources, tfds_source
 
 # Exceptions that the readers raise for a file with an unexpected layout.
 BROKEN = (LookupError, ValueError, EOFError, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile, zlib.error)
@@ -347,12 +346,7 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
     ) from None
   lock = os.open(folder, os.O_RDONLY)
   try:
-    with contextlib.suppress(OSError):  # a file system without locks
-      try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError:
-        print(f'another process prepares a set in {folder}: waiting for it', flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    locks.acquire(lock, lambda: print(f'another process prepares a set in {folder}: waiting for it', flush=True))
     yield
   finally:
     os.close(lock)

@@ -20,7 +20,7 @@ from PIL import Image
 
 from configs import base, imagenet100
 from ssl_jax import config, train
-from ssl_jax.data import cache, resolve, sources
+from ssl_jax.data import cache, locks, resolve, sources
 from tests.data import test_tar
 from tests.data.test_sources import prepare
 from tests.helpers import final, tiny
@@ -390,7 +390,7 @@ def test_a_second_process_waits_for_the_first(folder, capfd):
 
 def test_a_file_that_another_process_replaces_is_whole_again(folder, monkeypatch):
   """Without locks, another process may begin the file anew while this one still writes it."""
-  monkeypatch.setattr(cache.fcntl, 'flock', raising(OSError('no locks here')))
+  monkeypatch.setattr(locks.fcntl, 'flock', raising(OSError('no locks here')))
   decode, calls = cache._Cache._decode, []
 
   def replaced(self, missing):
