@@ -81,7 +81,7 @@ def test_initialization_matches_moco_v3():
   assert (query != key).any() and (key != value).any()
 
 
-def test_statistics_and_softmax_of_bfloat16_are_float32():
+def test_layer_norm_and_attention_in_bfloat16_are_close_to_float64():
   rng = np.random.default_rng(0)
   x = rng.normal(100, 1, size=(4, 64)).astype(jnp.bfloat16)
   norm = LayerNorm()
