@@ -14,7 +14,9 @@ import tempfile
 import time
 from multiprocessing import get_context
 
-import jax
+import tests.conftest  # noqa: F401  before jax: compiles quickly rather than well, and equal programs once
+
+import jax  # isort: skip
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -107,13 +109,6 @@ def training_settings(chosen):
   return json.dumps({k: v for k, v in flat.items() if not k.startswith(('eval.', 'log.', 'checkpoint.'))}, default=str)
 
 
-def _start(cache):
-  """Compiles quickly rather than well, and equal programs once."""
-  jax.config.update('jax_disable_most_optimizations', True)
-  jax.config.update('jax_compilation_cache_dir', cache)
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-
-
 def _try(named):
   """The name of a row, and its error in one line or an empty string."""
   name, chosen = named
@@ -133,13 +128,13 @@ def main() -> None:
   given = parser.parse_args()
   begun, failed = time.monotonic(), 0
   with tempfile.TemporaryDirectory() as place:
-    folder, cache = data(pathlib.Path(place)), str(pathlib.Path(place) / 'cache')
+    folder = data(pathlib.Path(place))
     rows = {}  # the first row of each distinct config
     for sweep, row in ROWS:
       if given.sweep in ('', sweep):
         chosen = small(row, sweep, folder)
         rows.setdefault(training_settings(chosen), (f'{sweep} {row.name}', chosen))
-    with get_context('spawn').Pool(given.processes, _start, (cache,), maxtasksperchild=25) as pool:
+    with get_context('spawn').Pool(given.processes, maxtasksperchild=25) as pool:
       for done, (name, error) in enumerate(pool.imap_unordered(_try, rows.values()), 1):
         failed += bool(error)
         print(f'{done} of {len(rows)}, {time.monotonic() - begun:,.0f} s: {name} {error}'.rstrip(), flush=True)
