@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from configs import base
 
 NONE = dict(name='none')
+ZERO_INIT = dict(name='resnet50', zero_init_residual=True)  # each residual block starts as its shortcut
 ON_IMAGENET = dict(source='imagenet', name='imagenet', train_split='train', test_split='val')
 SGD = dict(name='sgd', scaling='none', weight_decay=1e-4, exempt=False, warmup_epochs=0.0)
 LEE = {
@@ -48,7 +49,7 @@ MOCO_V3 = {
   'epochs': 800,
   'augment': dict(name='byol_1', interpolation='bilinear', crop_scale=(0.2, 1.0)),
   'augment_other': dict(blur=0.1, solarize=0.2),
-  'model': dict(name='resnet50', zero_init_residual=True),
+  'model': ZERO_INIT,
   'method': dict(name='moco_v3', momentum=0.996, predictor=dict(batch_norm='hidden', last_bias=False)),
   'projector': dict(name='moco_v3'),
   'temperature': dict(name='constant', tau=1.0),
@@ -211,7 +212,7 @@ VARIANTS = {
   'simsiam': {
     'batch_size': 256,
     'augment': dict(name='moco_v2'),
-    'model': dict(name='resnet50', zero_init_residual=True),
+    'model': ZERO_INIT,
     'method': dict(name='simsiam'),
     'projector': dict(name='simsiam'),
     'loss': dict(name='simsiam'),
@@ -219,19 +220,21 @@ VARIANTS = {
     'optimizer': dict(SGD, learning_rate=0.05, scaling='linear', fixed_predictor=True),
     'eval.linear': 'imagenet_lars',
   },
-  # SimCLR v2 (Chen et al. 2020).
+  # SimCLR v2 (Chen et al. 2020), without the paper's memory of 64K keys.
   'simclr_v2': {
     'batch_size': 4096,
     'epochs': 800,
+    'model': ZERO_INIT,
     'projector': dict(name='simclr', features=(2048, 2048, 128)),
     'temperature': dict(name='constant', tau=0.1),
-    'optimizer': dict(scaling='sqrt', learning_rate=0.1, weight_decay=1e-4),
+    'optimizer': dict(scaling='sqrt', learning_rate=0.1, weight_decay=1e-4, warmup_epochs=40.0),
   },
   # FNC (Huynh et al. 2022), with the settings of the authors' code: ten full-size views, a memory of 16 batches. The
   # authors' views also have RandAugment; ours do not. Four thousand images with ten views need several hosts.
   'fnc': {
     'batch_size': 4096,
     'views': 10,
+    'model': ZERO_INIT,
     'method': dict(name='fnc', queue=6 * 4096, momentum=0.999),
     'projector': dict(name='simclr', features=(2048, 2048, 128)),
     'loss': dict(name='fnc'),

@@ -70,10 +70,14 @@ def test_cacr_on_moco_v3_differs_from_it_only_in_the_loss_and_the_views(variant,
   assert cacr['views'] == 5, 'four positives'
 
 
-@pytest.mark.parametrize('variant', ('moco_v3', 'cacr_moco_v3'))
-def test_a_resnet_on_moco_v3_starts_as_in_the_authors_code(variant):
+@pytest.mark.parametrize('variant', ('moco_v3', 'cacr_moco_v3', 'simsiam', 'simclr_v2', 'fnc'))
+def test_residual_blocks_start_at_zero_as_in_the_authors_codes(variant):
   chosen = config.load(f'configs/imagenet.py:{variant}').model
   assert chosen.to_dict() == {'name': 'resnet50', 'zero_init_residual': True}
+
+
+@pytest.mark.parametrize('variant', ('moco_v3', 'cacr_moco_v3'))
+def test_a_vit_has_no_residual_branches_to_start_at_zero(variant):
   assert 'zero_init_residual' not in config.load(f'configs/imagenet.py:{variant}_vit').model
 
 

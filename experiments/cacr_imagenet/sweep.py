@@ -12,9 +12,11 @@ from experiments.tables import Column, Row, Sweep
 FILE, HUNDRED = 'configs/imagenet.py', 'configs/imagenet100.py'
 LINEAR = 'finetune'
 Changes = dict[str, object]
-# Baselines at the batch sizes of Table 4, with the learning rates of their papers.
-SIMCLR = {'batch_size': 4096, 'optimizer.scaling': 'linear', 'optimizer.learning_rate': 0.3}
+# Baselines at the batch sizes of Table 4, with the learning rates of their papers and the initialization of their codes.
+ZERO_INIT = {'model.zero_init_residual': True}
+SIMCLR = {**ZERO_INIT, 'batch_size': 4096, 'optimizer.scaling': 'linear', 'optimizer.learning_rate': 0.3}
 BYOL = {
+  **ZERO_INIT,
   'batch_size': 4096,
   'optimizer.learning_rate': 0.2,
   'optimizer.weight_decay': 1.5e-6,
@@ -22,7 +24,7 @@ BYOL = {
 }
 SWAV = {'batch_size': 4096, 'method.queue': 0, 'optimizer.learning_rate': 0.3}
 SWAV_800 = SWAV | {'epochs': 800}
-BARLOW = {'batch_size': 1024}
+BARLOW = {**ZERO_INIT, 'batch_size': 1024}
 SWAV_VIT = {'method.name': 'swav', 'projector.name': 'swav', 'loss.name': 'swav', 'temperature.tau': 0.1}
 SIMCLR_VIT = {'method.name': 'simclr', 'temperature.tau': 0.1}
 
