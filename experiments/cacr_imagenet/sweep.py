@@ -12,7 +12,7 @@ from experiments.tables import Column, Row, Sweep
 FILE, HUNDRED = 'configs/imagenet.py', 'configs/imagenet100.py'
 LINEAR = 'finetune'
 Changes = dict[str, object]
-# Baselines at the batch sizes of Table 4, with the learning rates of their papers and the initialization of their codes.
+# Baselines at the batch sizes of Table 4, with the learning rates of their papers and the initialization of their code.
 ZERO_INIT = {'model.zero_init_residual': True}
 SIMCLR = {**ZERO_INIT, 'batch_size': 4096, 'optimizer.scaling': 'linear', 'optimizer.learning_rate': 0.3}
 BYOL = {
