@@ -167,6 +167,45 @@ def test_a_signal_to_one_process_stops_all_and_everything_is_saved(tmp_path, sca
   assert {int(found[1]) for found in stopped} == {int(path.name) for path in (tmp_path / 'run/checkpoints').iterdir()}
 
 
+VISIBLE = """
+import os, sys
+from jax._src import xla_bridge
+from ssl_jax.run import devices
+devices.start(2, 1)
+sys.stdout.write(xla_bridge.CUDA_VISIBLE_DEVICES.value)
+"""
+
+
+@pytest.mark.parametrize(('hosts', 'local', 'visible'), [(2, (0, 0), ['all', 'all']), (1, (0, 1), ['0', '1'])])
+def test_under_slurm_the_only_process_of_a_host_has_all_of_its_gpus(hosts, local, visible):
+  """JAX itself gives each process one GPU: four hosts of eight GPUs would train on four."""
+  job = {'SLURM_JOB_ID': str(portpicker.pick_unused_port()), 'SLURM_STEP_NODELIST': 'localhost'}
+  job |= {'SLURM_NTASKS': '2', 'SLURM_STEP_NUM_NODES': str(hosts)}
+  started = [
+    subprocess.Popen(
+      [sys.executable, '-c', VISIBLE],
+      env=os.environ | job | {'SLURM_PROCID': str(process), 'SLURM_LOCALID': str(own)} | {'PYTHONPATH': str(ROOT)},
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+    for process, own in enumerate(local)
+  ]
+  assert [process.communicate(timeout=120)[0] for process in started] == visible
+
+
+@pytest.mark.parametrize('process', [0, 1])
+def test_a_process_whose_partner_does_not_come_ends_in_one_line(process):
+  program = 'from ssl_jax.run import devices; devices.SAY_SECONDS, devices.JOIN_SECONDS = 0, 1; devices.start(2, 1)'
+  address = f'localhost:{portpicker.pick_unused_port()}'
+  environment = {'JAX_COORDINATOR_ADDRESS': address, 'JAX_PROCESS_ID': str(process), 'PYTHONPATH': str(ROOT)}
+  ended = subprocess.run(
+    [sys.executable, '-c', program], env=os.environ | environment, capture_output=True, text=True, timeout=120
+  )
+  assert (ended.returncode, ended.stdout.count('waiting for all 2 processes')) == (1, 1)
+  assert re.fullmatch(r'ssl_jax: parallel.processes = 2, but not all have joined .*\n', ended.stderr)
+  assert address in ended.stderr
+
+
 def test_xla_flags_of_the_user_are_kept(monkeypatch):
   monkeypatch.setattr(devices.jax.config, 'update', lambda *_: None)
   for given, expected in (

@@ -5,6 +5,7 @@ pmap, arrays have a leading device axis; under shard_map, they are global and ca
 difference.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -12,7 +13,9 @@ import math
 import os
 import pathlib
 import secrets
-from collections.abc import Callable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +28,7 @@ from jax.sharding import PartitionSpec as P
 from ssl_jax.registry import show
 
 AXIS = 'batch'
+SAY_SECONDS, JOIN_SECONDS = 10, 290  # seconds until a process says that it waits for the others, and until it gives up
 LARGEST_COPY = 2**30  # bytes sent to a device at once
 COMPILATION = '/jax/core/compile/backend_compile_duration'  # JAX's event for time spent in XLA's compiler
 
@@ -48,7 +52,7 @@ def start(processes: int, cpu_devices: int) -> None:
   """Splits the CPU into several devices and connects to the other processes. Call it before the first use of a device.
 
   On a cluster (TPU, Slurm, MPI), JAX finds the other processes by itself. Elsewhere, set JAX_COORDINATOR_ADDRESS to the
-  host:port of the first process and JAX_PROCESS_ID to 0, 1, ...
+  host:port of the first process and JAX_PROCESS_ID to 0, 1, ... The only process of a host uses all of its GPUs.
   """
   if cpu_devices > 1 and 'xla_force_host_platform_device_count' not in os.environ.get('XLA_FLAGS', ''):
     jax.config.update('jax_num_cpu_devices', cpu_devices)
@@ -56,15 +60,51 @@ def start(processes: int, cpu_devices: int) -> None:
     own = os.environ.get('JAX_PROCESS_ID')  # JAX does not read this variable
     try:
       given: dict[str, Any] = {} if own is None else dict(num_processes=processes, process_id=int(own))
-      jax.distributed.initialize(**given)
+      if (own is not None or _one_per_host(os.environ)) and 'JAX_LOCAL_DEVICE_IDS' not in os.environ:
+        given['local_device_ids'] = []  # all: JAX gives each Slurm or Open MPI process one GPU
+      with _joining(processes):
+        jax.distributed.initialize(**given)
     except ValueError as error:  # not a cluster that JAX recognizes
       raise ValueError(
         f'parallel.processes = {processes}, but the other processes are unknown ({error}): set '
         f'JAX_COORDINATOR_ADDRESS (host:port of the first) and JAX_PROCESS_ID (0 to {processes - 1}), or start under '
-        'Slurm, MPI or on a TPU pod'
+        'Slurm, MPI or on a TPU pod; to use this process alone, give --config.parallel.processes=1'
       ) from None
     if jax.process_count() != processes:
       raise ValueError(f'parallel.processes = {processes}, but {jax.process_count()} joined: start one per host')
+
+
+def _one_per_host(environment: Mapping[str, str]) -> bool:
+  """Whether Slurm or Open MPI has started one process on each host."""
+  tasks = environment.get('SLURM_NTASKS')
+  slurm = tasks is not None and tasks == environment.get('SLURM_STEP_NUM_NODES')
+  return slurm or environment.get('OMPI_COMM_WORLD_LOCAL_SIZE') == '1'
+
+
+@contextlib.contextmanager
+def _joining(processes: int) -> Iterator[None]:
+  """Says that this process waits for the others, and ends it if they do not come. JAX would abort without a reason."""
+  address = os.environ.get('JAX_COORDINATOR_ADDRESS', 'the address that the cluster gives')
+
+  def give_up():
+    print(
+      f'ssl_jax: parallel.processes = {processes}, but not all have joined after {JOIN_SECONDS} seconds: start the '
+      f'same command on every host, and check that each can reach the first process ({address})',
+      file=sys.stderr,
+      flush=True,
+    )
+    os._exit(1)
+
+  say = lambda: print(f'waiting for all {processes} processes (the first is at {address}) ...', flush=True)
+  timers = [threading.Timer(SAY_SECONDS, say), threading.Timer(JOIN_SECONDS, give_up)]
+  for timer in timers:
+    timer.daemon = True
+    timer.start()
+  try:
+    yield
+  finally:
+    for timer in timers:
+      timer.cancel()
 
 
 class Different(ValueError):
