@@ -173,7 +173,8 @@ def test_flat_images_are_refused_with_the_way_to_train_and_train_that_way(tmp_pa
   fill(tmp_path / 'flat', 8, classes=())
   path, workdir = f'--config.data.path={tmp_path}/flat', f'--workdir={tmp_path}/run'
   said = fails(*QUICK, path, workdir)
-  assert 'has no labels, and evaluations need them' in said and "'--config.eval.k=()'" in said
+  assert 'has no labels, and evaluations need them: sort them into class folders' in said
+  assert "'--config.eval.k=()' and --config.data.held_out=0" in said
   assert not (tmp_path / 'run').exists()
   unlabeled = QUICK[0] + ':unlabeled'
   go(unlabeled, *QUICK[1:], path, workdir, '--config.steps', '2')

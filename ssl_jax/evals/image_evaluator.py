@@ -270,13 +270,16 @@ def _checked_labels(run: Run) -> dict[str, np.ndarray]:
   """
   labels: dict[str, np.ndarray] = {}
   splits = resolve.split_names(run.eval_data)
-  names = {split: f'data.{split}_split = {splits[f"{split}_split"]!r}' for split in ('train', 'test')}
+  section = 'eval.data' if any(run.config.eval.data.values()) else 'data'
+  names = {split: f'{section}.{split}_split = {splits[f"{split}_split"]!r}' for split in ('train', 'test')}
   for split, source in (('train', run.eval_train), ('test', run.eval_test)):
     if source.labels is None:
+      folders = 'sort them into class folders, ' if run.eval_data['source'] in ('folder', 'imagenet') else ''
+      everything = ' and --config.data.held_out=0' if run.config.data.held_out else ''
       raise ValueError(
-        f'{names[split]} of data.name = {run.eval_data["name"]!r} has no labels, and evaluations need them: give '
-        f'labeled images with --config.eval.data.name and .path, or .{split}_split, or train without evaluations '
-        "with '--config.eval.k=()'"
+        f'{names[split]} of {section}.name = {run.eval_data["name"]!r} has no labels, and evaluations need them: '
+        f'{folders}give labeled images with --config.eval.data.name and .path, or .{split}_split, or train without '
+        f"evaluations with '--config.eval.k=()'{everything}"
       )
     if len(set(source.labels.tolist())) == 1:
       raise ValueError(
@@ -292,15 +295,20 @@ def _checked_labels(run: Run) -> dict[str, np.ndarray]:
     )
   check.seen(names['test'], labels['test'], 'the training images', labels['train'], run.eval_test.class_name)
   one_folder = run.eval_data['source'] == 'folder' and len(set(splits.values())) == 1
-  linked = one_folder and run.eval_data['held_out'] > 0  # nothing else gives common images
-  _require_apart(run.eval_train, run.eval_test, names, linked)
+  fix = 'give splits without common images, '
+  if one_folder and run.eval_data['held_out'] > 0:  # nothing else gives common images
+    fix = 'remove links to other images of the folder'
+  elif section == 'data':
+    fix += 'or the same split twice and data.held_out=0.1'
+  else:
+    fix += 'such as a folder with train and val'
+  _require_apart(run.eval_train, run.eval_test, names, fix)
   return labels
 
 
-def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[str, str], linked: bool) -> None:
+def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[str, str], fix: str) -> None:
   """Raises if test images are also training images: each would be its own nearest neighbor.
 
-  `linked` says that only links within a folder can be the cause.
   Files and records are compared by identity, not by pixels. Arrays can only be compared by pixels. Since real datasets
   have a few duplicates, arrays are rejected only if duplicates make up more than half of the smaller split.
   """
@@ -308,10 +316,9 @@ def _require_apart(train: sources.Source, test: sources.Source, names: Mapping[s
   train, test = train.origin or train, test.origin or test
   if len(same) > (min(len(train), len(test)) / 2 if isinstance(test, sources.Arrays) else 0):
     first = f'first: {test.where(same[0][1])} is {train.where(same[0][0])}'
-    fix = 'give splits without common images, or the same split twice and data.held_out=0.1'
     raise ValueError(
       f'{names["test"]}: {len(same):,} of its {len(test):,} images are also in {names["train"]} ({first}), each its '
-      f'own nearest neighbor: {"remove links to other images of the folder" if linked else fix}'
+      f'own nearest neighbor: {fix}'
     )
 
 

@@ -161,6 +161,16 @@ def test_another_set_needs_a_name_and_a_location(trained, changes, message):
     evaluate.evaluate(other, workdir)
 
 
+@pytest.mark.parametrize(
+  ('section', 'fix'),
+  [('data', r'the same split twice and data\.held_out=0\.1'), ('eval.data', 'such as a folder with train and val')],
+)
+def test_splits_with_common_images_are_refused_with_a_fix_for_their_section(tmp_path, section, fix):
+  prepared = builder.build(tiny(tmp_path, **{f'{section}.test_split': 'train'}))
+  with pytest.raises(ValueError, match=rf"^{section}\.test_split = 'train': 64 of its 64 images .*{fix}$"):
+    ImageEvaluator(prepared)
+
+
 def test_evaluations_crop_views_from_the_stored_size(tmp_path, monkeypatch):
   sizes, nothing = [], {'backbone': np.zeros((1, 1, 2)), 'projector': np.zeros((1, 1, 2))}
   monkeypatch.setattr(
