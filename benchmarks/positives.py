@@ -58,7 +58,7 @@ def loss(path: str, *overrides: str) -> tuple[Callable, tuple]:
 
   def value(views):
     pos, neg, where = pairs.by_view_pair(*views)
-    return jnp.mean(contrast(pos, neg, where, view_pairs=count))
+    return jnp.mean(contrast(pos, neg, where=where, view_pairs=count))
 
   return jax.jit(jax.grad(value)), (views,)
 

@@ -57,14 +57,21 @@ def varying_axes(x: jax.Array) -> Collection[str]:
   return varying
 
 
-def reject_check_vma(x: jax.Array, axis_name: str | tuple[str, ...] | None) -> None:
-  """Raises a ValueError under `jax.shard_map(..., check_vma=True)`, its default.
+def check_sharding(x: jax.Array, axis_name: str | tuple[str, ...] | None) -> None:
+  """Raises a ValueError on a mesh with explicit axes, and under `jax.shard_map(..., check_vma=True)`, its default.
 
-  In that mode, jax already sums the gradients of replicated parameters over the devices. The `lax.pmean` that losses
-  here require would then give gradients that are too large by a factor of the number of devices.
+  With explicit axes, jax leaves it to the caller to shard the result of each reshape. With `check_vma=True`, it already
+  sums the gradients of replicated parameters over the devices: the `lax.pmean` that losses here require would then give
+  gradients that are too large by a factor of the number of devices.
 
-  >>> reject_check_vma(jnp.ones(2), None)
+  >>> check_sharding(jnp.ones(2), None)
   """
+  spec = jax.typeof(x).sharding.spec
+  if any(axis is not None for axis in spec):
+    raise ValueError(
+      f'embeddings are sharded as {spec} on a mesh with explicit axes, the default of '
+      'jax.make_mesh: make it with axis_types=(jax.sharding.AxisType.Auto,) for each axis, or use jax.shard_map'
+    )
   names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
   if any(name in varying_axes(x) for name in names):
     raise ValueError(

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.arrays import normalize, reject_check_vma, to_float32, varying_axes
+from ssl_jax.arrays import check_sharding, normalize, to_float32, varying_axes
 from ssl_jax.registry import is_whole, require, require_choice
 from ssl_jax.stream import Source, Stream, in_blocks
 
@@ -126,7 +126,7 @@ def in_batch(
   """
   axis = _ring_axis(ring, axis_name, block)
   views, others = _gathered_views(views, None if axis else axis_name, similarity)
-  reject_check_vma(views, axis_name)
+  check_sharding(views, axis_name)
   count, batch, width = views.shape
   queries, keys = views.reshape(count * batch, width), others.reshape(count * others.shape[1], width)
   own, instances = _instances(batch, _total(others.shape[1], axis), axis_name)
@@ -202,7 +202,7 @@ def with_keys(
   count = key.shape[1]
   chex.assert_shape(key, (query.shape[0], count, query.shape[1]))
   query, key = _prepare(query, similarity), _prepare(key, similarity)
-  reject_check_vma(query, axis_name)
+  check_sharding(query, axis_name)
   axis = _ring_axis(ring, axis_name, block)
   keys = gather(key, None if axis else axis_name)
   least = 2 if queue is None else 1
@@ -242,7 +242,7 @@ def with_queue(
   key = key[:, None] if key.ndim == 2 else key
   chex.assert_shape(key, (query.shape[0], None, query.shape[1]))
   query, key, keys = (_prepare(x, similarity) for x in (query, key, queue))
-  reject_check_vma(query, axis_name)
+  check_sharding(query, axis_name)
   own, instances = jnp.arange(query.shape[0]), jnp.full(keys.shape[0], -1)  # -1: a key of an earlier batch
   if in_batch:
     queries = gather(query, axis_name)
@@ -272,6 +272,7 @@ def with_bank(
   ((2, 1), (2, 4), [[True, True, True, False], [False, True, True, True]])
   """
   chex.assert_rank([query, index], [2, 1])
+  check_sharding(query, None)
   _check_width('bank', bank, query)
   chex.assert_equal_shape_prefix([query, index], 1)
   bank = jnp.asarray(bank)
@@ -352,16 +353,17 @@ def gather(x: jax.Array, axis_name: str | None, axis: int = 0) -> jax.Array:
   >>> gather(jnp.ones((2, 3)), None).shape
   (2, 3)
   """
-  reject_check_vma(x, axis_name)
+  check_sharding(x, axis_name)
   return x if axis_name is None else jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
 
 def _gathered_views(views, axis_name: str | None, similarity: str) -> tuple[jax.Array, jax.Array]:
   """The views [V, B, D] of this device and [V, N, D] of all devices."""
   if len(views) < 2:
-    raise ValueError(f'views = {len(views)} cannot be contrasted: give at least 2 views of the same instances')
+    raise ValueError(f'views = {len(views)} cannot be contrasted: give at least 2 as separate arguments, each [B, D]')
   chex.assert_rank(views, 2)
   chex.assert_equal_shape(views)
+  check_sharding(jnp.asarray(views[0]), axis_name)
   stacked = _prepare(jnp.stack(views), similarity)
   return stacked, gather(stacked, axis_name, axis=1)
 

@@ -67,9 +67,9 @@ def find(section: str, spec: Mapping[str, Any], table: Mapping[str, Callable], g
     _require_type(f'{section}.{key}', value, known[key])
     if isinstance(value, int) and abs(value) > 2**24 and known[key].annotation is float:
       parameters[key] = float(value)  # jax would convert the int, or 1 + the int, to int32
-  for key, parameter in known.items():
-    if parameter.default is parameter.empty and key not in parameters:
-      raise ValueError(f'{section}.{key} is missing: {name!r} needs {", ".join(known)}')
+  needed = [key for key, parameter in known.items() if parameter.default is parameter.empty]
+  if missing := [key for key in needed if key not in parameters]:
+    raise ValueError(f'{section}.{missing[0]} is missing: {name!r} needs {", ".join(needed)}')
   return Found(name, table[name], parameters)
 
 

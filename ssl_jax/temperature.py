@@ -44,19 +44,13 @@ def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
   >>> print(scale(jnp.array([-1.0, 0.0, 1.0]), cosine(0.1, 0.2)).round(3))
   [-5.  0.  5.]
   """
-  check_temperature(temperature)
   if isinstance(s, Stream):
     return _scaled_stream(s, temperature)
-  if callable(temperature):
-    return s / temperature(s if isinstance(temperature, with_gradient) else jax.lax.stop_gradient(s))
-  tau = jnp.asarray(temperature, s.dtype)
-  if tau.size == 1:
-    tau = tau.reshape(())
-  if tau.ndim > s.ndim or any(n not in (1, size) for n, size in zip(tau.shape, s.shape, strict=False)):
-    raise ValueError(
-      f'temperature has shape {tau.shape}, but the similarities have shape {s.shape}: give a number, or one per query'
-    )
-  return s / (tau.reshape(tau.shape + (1,) * (s.ndim - tau.ndim)) if tau.ndim else tau)
+  tau = for_queries(temperature, len(s) if np.ndim(s) else 1)
+  if callable(tau):
+    return s / tau(s if isinstance(tau, with_gradient) else jax.lax.stop_gradient(s))
+  tau = jnp.asarray(tau, s.dtype)
+  return s / (tau.reshape(-1, *(1,) * (s.ndim - 1)) if tau.ndim else tau)
 
 
 def check_temperature(temperature: Temperature) -> None:
@@ -73,6 +67,9 @@ def check_temperature(temperature: Temperature) -> None:
       'temperature is the temperature of a run, not a function of the similarity: pass schedule.at(params, step)'
     )
   if callable(temperature):
+    if any(temperature is made for made in (*OF_SIMILARITY.values(), *OF_STEP.values())):
+      name = temperature.__name__
+      raise ValueError(f'temperature = {name} is not called: pass {name}(...), such as cosine(0.07, 0.2)')
     return
   if np.ndim(temperature) == 0:
     require_positive(temperature=temperature)

@@ -426,7 +426,7 @@ def _displaced(run: Run) -> list[str]:
   messages = []
   if early := among(lambda epoch: epoch < optimizer.warmup_epochs):
     ready = f'the warm-up ends at epoch {optimizer.warmup_epochs:g}'
-    messages.append(f'{ready}: the drops of the learning rate at {early} apply then (optimizer.milestones)')
+    messages.append(f'{ready}: the learning rate drops then, not at {early} (optimizer.milestones)')
   if late := among(lambda epoch: epoch >= end):
     messages.append(f'the run ends at epoch {end:g}: the learning rate does not drop at {late} (optimizer.milestones)')
   return messages

@@ -35,6 +35,10 @@ def embeddings(views, batch, width=3, seed=0):
   return np.random.default_rng([seed, views, batch]).normal(size=(views, batch, width)).astype(np.float32)
 
 
+def of_pairs(loss, found, tau, **more):
+  return loss(found.pos, found.neg, tau, where=found.where, **more)
+
+
 def values_and_gradients(values, *arguments):
   """What `values` gives, and the gradients of a sum in which each counts differently."""
 
@@ -88,7 +92,7 @@ def means_and_gradients(params, batch, axis_name=None, block=0):
       loss = LOSSES[name]
       found = pairs.in_batch(*(x @ params[name] for x in batch.swapaxes(0, 1)), axis_name=axis_name, block=block)
       tau = temperature.cosine(0.1, 0.5) if loss.takes_temperature else None
-      means[name] = jnp.mean(loss(*found, tau, axis_name=axis_name))
+      means[name] = jnp.mean(of_pairs(loss, found, tau, axis_name=axis_name))
     return sum(means.values()), means
 
   gradients, means = jax.grad(total, has_aux=True)(params)
@@ -115,7 +119,7 @@ class SameTest(chex.TestCase):
     @jax.jit
     def of(z, params):
       def values(z, params, tau, block):
-        return loss(*pairs.in_batch(*z, block=block), tau(params))
+        return of_pairs(loss, pairs.in_batch(*z, block=block), tau(params))
 
       return [
         [values_and_gradients(lambda z, p, t=tau, b=block: values(z, p, t, b), z, params) for tau in kinds.values()]
@@ -156,7 +160,7 @@ class SameTest(chex.TestCase):
 
     @jax.jit
     def of(z):
-      values = lambda z, block: LOSSES['info_nce'](*make(*z, block=block), 0.2)
+      values = lambda z, block: of_pairs(LOSSES['info_nce'], make(*z, block=block), 0.2)
       return [values_and_gradients(functools.partial(values, block=block), z) for block in (0, 3)]
 
     whole, blocks = of(embeddings(2, 7))
@@ -182,7 +186,7 @@ class SameTest(chex.TestCase):
     """Without an axis name, each device has its own loss, and check_vma=True is valid."""
     tau = 0.2 if LOSSES[name].takes_temperature else None
     both = lambda block: (
-      lambda z: values_and_gradients(lambda z: LOSSES[name](*pairs.in_batch(*z, block=block), tau), z)
+      lambda z: values_and_gradients(lambda z: of_pairs(LOSSES[name], pairs.in_batch(*z, block=block), tau), z)
     )
     mesh = jax.make_mesh((2,), ('batch',), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     spec = jax.sharding.PartitionSpec(None, 'batch')
@@ -202,7 +206,8 @@ class SameTest(chex.TestCase):
     for loss in ('align_uniform', 'decoupled_weighted', 'macl', 'cacr'):
       tau = 0.2 if LOSSES[loss].takes_temperature else None
       of = jax.jit(
-        lambda z, block, f=LOSSES[loss], t=tau: f(*pairs.with_bank(*z, index, drawn, block=block), t), static_argnums=1
+        lambda z, block, f=LOSSES[loss], t=tau: of_pairs(f, pairs.with_bank(*z, index, drawn, block=block), t),
+        static_argnums=1,
       )
       np.testing.assert_allclose(of(z, 2), of(z, 0), rtol=1e-5, atol=1e-6)
       self.assertEqual(of(z, 2)[1], 0)

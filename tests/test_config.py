@@ -165,6 +165,8 @@ def test_a_schedule_can_be_typed_on_the_command_line():
   [
     ('bach_size=64', r"config key 'bach_size' = 64 does not exist: did you mean 'batch_size'\?"),
     ('optimizer.learning_rat=1', r"'optimizer.learning_rat' = 1 does not exist: did you mean 'learning_rate'\?"),
+    ('lr=1', r"config key 'lr' = 1 does not exist: did you mean 'optimizer.learning_rate'\?"),
+    ('wd=1', r"config key 'wd' = 1 does not exist: did you mean 'optimizer.weight_decay'\?"),
     ('optimiser.learning_rate=1', r"'optimiser.learning_rate' does not exist: did you mean 'optimizer'\?"),
     ('seed.more=1', r"'seed.more' does not exist"),
     (

@@ -565,5 +565,6 @@ def test_the_names_are_those_of_r50_c4_and_other_encoders_have_none():
   wanted = {k: tuple(v.shape) for k, v in torch_models.Detectron2((3, 4, 6, 3)).state_dict().items()}
   assert {k: v.shape for k, v in found.items()} == {k: v for k, v in wanted.items() if 'num_batches' not in k}
   assert export.is_r50_c4(models.create('resnet50'))
-  for name in ('resnet18', 'resnet50_cifar', 'vit_s16', 'alexnet_small'):
+  for name in ('resnet18', 'resnet101', 'resnet50_cifar', 'vit_s16', 'alexnet_small'):
     assert not export.is_r50_c4(models.create(name))
+  assert not export.is_r50_c4(models.create('resnet50', width=128))

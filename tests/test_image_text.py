@@ -53,9 +53,8 @@ def ours(params, batch, loss, axis_name=None, block=0):
     images, texts = (batch[:, k] @ params['weights'][k] for k in range(2))
     contrast, tau = losses.Loss(losses.CONTRASTIVE[loss]).at(params), jnp.exp(-params['scale'])
     make = functools.partial(pairs.with_keys, axis_name=axis_name, block=block)
-    return (
-      sum(jnp.mean(contrast(*make(*both), tau, axis_name=axis_name)) for both in ((images, texts), (texts, images))) / 2
-    )
+    of_pairs = lambda pair: jnp.mean(contrast(pair.pos, pair.neg, tau, where=pair.where, axis_name=axis_name))
+    return (of_pairs(make(images, texts)) + of_pairs(make(texts, images))) / 2
 
   value, gradients = jax.value_and_grad(mean)(params)
   return (value, gradients) if axis_name is None else jax.lax.pmean((value, gradients), axis_name)

@@ -290,9 +290,11 @@ class InvarianceTest(chex.TestCase):
 class MisuseTest(absltest.TestCase):
   def test_what_is_not_a_temperature_is_given_by_name(self):
     pos, neg, _ = similarities(3)
-    with self.assertRaisesRegex(TypeError, '^simple takes pos, neg by position: give weight by name$'):
+    with self.assertRaisesRegex(TypeError, '^simple takes pos, neg by position: give weight, where by name$'):
       losses.simple(pos, neg, 0.5)
-    with self.assertRaisesRegex(TypeError, '^hard takes pos, neg, temperature by position: give fraction by name$'):
+    with self.assertRaisesRegex(
+      TypeError, '^hard takes pos, neg, temperature by position: give fraction, where by name$'
+    ):
       losses.hard(pos, neg, 0.5, 0.3)
 
   def test_a_traced_fraction_is_refused(self):

@@ -70,24 +70,26 @@ class ConfigTest(chex.TestCase):
 
     def total(pos, params, step):
       taus = [schedule.at(p, step) for schedule, p in zip(schedules, params, strict=True)]
-      return sum(loss(pos, NEG, WHERE, tau).sum() for tau in taus)
+      return sum(loss(pos, NEG, tau, where=WHERE).sum() for tau in taus)
 
     params = [schedule.init() for schedule in schedules]
     # It is enough to trace them together: the values are those of the functions, which have tests of their own.
     value, (gradient, _) = jax.eval_shape(jax.value_and_grad(total, argnums=(0, 1)), POS, params, 3)
     self.assertEqual((value.shape, gradient.shape), ((), POS.shape))
     direct = functools.partial(losses.CONTRASTIVE[name], **PARAMETERS.get(name, {}))
-    np.testing.assert_allclose(loss(POS, NEG, WHERE, 0.2), direct(POS, NEG, temperature=0.2, where=WHERE), rtol=1e-6)
+    np.testing.assert_allclose(
+      loss(POS, NEG, 0.2, where=WHERE), direct(POS, NEG, temperature=0.2, where=WHERE), rtol=1e-6
+    )
     with self.assertRaisesRegex(ValueError, f"^temperature = None, but the loss '{name}' needs one"):
-      loss(POS, NEG, WHERE)
+      loss(POS, NEG, where=WHERE)
 
   @parameterized.parameters(*WITHOUT)
   def test_the_others_refuse_one_with_the_reason(self, name):
     loss = losses.from_config(spec_of(name))
     with self.assertRaisesRegex(ValueError, f"^the loss '{name}' takes no temperature: \\w+"):
-      loss(POS, NEG, WHERE, 0.2)
+      loss(POS, NEG, 0.2, where=WHERE)
     direct = losses.CONTRASTIVE[name](POS, NEG, **PARAMETERS.get(name, {}), where=WHERE)
-    np.testing.assert_allclose(loss(POS, NEG, WHERE), direct, rtol=1e-6)
+    np.testing.assert_allclose(loss(POS, NEG, where=WHERE), direct, rtol=1e-6)
 
   def test_config_dict(self):
     loss = losses.from_config(ml_collections.ConfigDict(dict(name='balanced', alpha=2.0, lam=4.0)))
@@ -137,6 +139,10 @@ class ConfigTest(chex.TestCase):
       losses.from_config(spec)
     self.assertStartsWith(str(caught.exception), message)
     self.assertNotIn('\n', str(caught.exception))
+
+  def test_only_what_is_needed_is_named_as_missing(self):
+    with self.assertRaisesRegex(ValueError, "^loss.margin is missing: 'cacr_margin' needs margin$"):
+      losses.from_config(dict(name='cacr_margin'))
 
 
 def documented(pattern):

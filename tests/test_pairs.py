@@ -183,7 +183,7 @@ class LayoutTest(chex.TestCase):
   def test_refusals(self):
     z = jnp.ones((2, D))
     for message, call in (
-      (r'^views = 1 cannot be contrasted: give at least 2 views', lambda: pairs.in_batch(z)),
+      (r'^views = 1 cannot be contrasted: give at least 2 as separate arguments', lambda: pairs.in_batch(z)),
       (r'^batch = 1 instance leaves no negatives: give at least 2', lambda: pairs.in_batch(z[:1], z[:1])),
       (
         r"^similarity = 'cosin' is not a valid choice: did you mean 'cosine'",
@@ -197,6 +197,21 @@ class LayoutTest(chex.TestCase):
 
 
 class MappingTest(absltest.TestCase):
+  def test_embeddings_sharded_over_explicit_axes_are_refused(self):
+    mesh = jax.make_mesh((2,), ('batch',), axis_types=(jax.sharding.AxisType.Explicit,))
+    z = jax.device_put(jnp.ones((4, D)), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('batch')))
+    for call in (
+      lambda z: losses.nt_xent(z, z, temperature=0.5),
+      lambda z: losses.nt_xent(z, z, temperature=0.5, block=2),
+      lambda z: losses.vicreg(z, z),
+      lambda z: pairs.with_keys(z, z),
+      lambda z: pairs.with_queue(z, z, jnp.ones((3, D))),
+      lambda z: pairs.with_bank(z, jnp.ones((5, D)), jnp.arange(4)),
+    ):
+      for function in (call, jax.jit(call)):
+        with self.assertRaisesRegex(ValueError, '^embeddings are sharded as .* explicit axes.*: make it with'):
+          function(z)
+
   def test_shard_map_that_checks_is_refused(self):
     """With check_vma=True the gradient would be too large by the number of devices."""
     spec = jax.sharding.PartitionSpec

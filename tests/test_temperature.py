@@ -94,11 +94,11 @@ class FunctionTest(chex.TestCase):
 class ScaleTest(absltest.TestCase):
   def test_what_does_not_suit_the_similarities_is_refused(self):
     for tau, message in (
-      (
-        jnp.full(3, 0.5),
-        r'^temperature has shape \(3,\), but the similarities have shape \(2, 3\): give a number, or one per query',
-      ),
+      (jnp.full(3, 0.5), r'^temperature has shape \(3,\), but there are 2 queries: give a number, or one each'),
+      (jnp.full((1, 3), 0.5), r'^temperature has shape \(1, 3\), but there are 2 queries'),
       (jnp.float32(-1), '^temperature = -1 must be'),
+      (temperature.cosine, r'^temperature = cosine is not called: pass cosine\(\.\.\.\)'),
+      (temperature.learnable, '^temperature = learnable is not called'),
     ):
       with self.assertRaisesRegex(ValueError, message):
         temperature.scale(jnp.ones((2, 3)), tau)

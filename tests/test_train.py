@@ -449,7 +449,7 @@ def test_milestones_in_the_warm_up_and_after_the_end_are_named(tmp_path, monkeyp
   changes |= {'optimizer.warmup_epochs': 0.5}
   train.train(tiny(tmp_path, **changes), tmp_path / 'run')
   late = 'the run ends at epoch 1: the learning rate does not drop at 1, 9.5 (optimizer.milestones)'
-  early = 'the warm-up ends at epoch 0.5: the drops of the learning rate at 0.25 apply then (optimizer.milestones)'
+  early = 'the warm-up ends at epoch 0.5: the learning rate drops then, not at 0.25 (optimizer.milestones)'
   assert said.count(early) == said.count(late) == 1
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from ssl_jax.registry import FLOAT32, is_mapping, nearest, show
+from ssl_jax.registry import FLOAT32, SYNONYMS, is_mapping, nearest, show
 
 # Sections whose keys depend on their `name`. The named function or class checks the keys.
 NAMED = ('augment', 'augment_other', 'model', 'projector', 'method', 'loss', 'temperature', 'imbalance')
@@ -137,7 +137,8 @@ def override(config: ConfigDict, key: str, value: Any) -> None:
 
 def _elsewhere(config: ConfigDict, last: str, section: ConfigDict) -> str:
   """A hint for a key that does not exist in its section: it may be in another section."""
-  found = [key for key in flatten(config) if key == last or key.endswith(f'.{last}')]
+  meant = SYNONYMS.get(last, last)
+  found = [key for key in flatten(config) if key.rpartition('.')[2] == meant]
   if len(found) == 1:
     return f'did you mean {found[0]!r}?'
   return f'give one of {", ".join(found)}' if found else nearest(last, list(section))

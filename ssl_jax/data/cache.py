@@ -27,7 +27,7 @@ from ssl_jax.data import locks, sources
 BLOCK = 2**24  # maximum bytes of a block, unless a single image is larger
 COMPARED = 8  # images that are decoded again at each start, to compare them with the file
 SAY_SECONDS, SAVE_SECONDS = 10.0, 5.0  # seconds between progress messages, and between writes of NAME.json
-THREADS = os.cpu_count() or 1  # Pillow releases the GIL
+THREADS = sources.CORES  # Pillow releases the GIL
 
 
 def load(source: sources.Source, image_size: int, folder: str) -> sources.Arrays:

@@ -175,7 +175,7 @@ def batches(
   require('batch_size', batch_size, lambda x: 0 < x <= len(source), f'from 1 to the {len(source)} images of the data')
   require('batch_size', batch_size, lambda x: x % process_count == 0, f'divisible by the {process_count} processes')
   local = batch_size // process_count
-  threads = 1 if num_workers else os.cpu_count() or 1
+  threads = 1 if num_workers else sources.CORES
   loader = Loader(source, seed, batch_size, process_index * local, local, tuple(crops), threads, captions)
   steps = grain.MapDataset.range(start_step, total_steps).map(loader)
   if not num_workers:

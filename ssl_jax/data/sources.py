@@ -40,7 +40,8 @@ STORAGE = (
   *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH),
   *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
 )
-THREADS = min(4, os.cpu_count() or 1)  # on small images, 16 threads take twice as long as 4
+CORES = len(os.sched_getaffinity(0))  # those that this process may use: a Slurm job may not have them all
+THREADS = min(4, CORES)  # on small images, 16 threads take twice as long as 4
 WAITING = 32  # threads that ask for the status of files: on network storage, each answer takes up to a millisecond
 SAMPLES = 10_000  # maximum number of images in the checksum of `contents`
 BULK = 512  # images per task when all are read: large enough to hide overhead, small enough to balance the threads
@@ -409,7 +410,7 @@ def _restrict(source: Source, name: str) -> Source:
   wanted = classes.NAMED[name]
   if missing := sorted(set(wanted) - set(source.class_names)):
     raise ValueError(
-      f'data.classes = {name!r} has {len(missing)} of its {len(wanted)} classes missing from the data (first: '
+      f'data.classes = {name!r} has {len(wanted)} classes, of which the data lacks {len(missing)} (first: '
       f"{', '.join(missing[:3])}): use a set that has them, or data.classes='' for all classes"
     )
   if source.labels is None:

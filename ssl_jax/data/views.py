@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from ssl_jax.data import augment, pipeline, resolve, sources
 from ssl_jax.registry import require, require_choice, show
 
-View = Callable[[jax.Array, Any], jax.Array]
+View = Callable[[jax.Array, Any], jax.Array]  # (key, example) -> one view of the example
 
 
 class Views(NamedTuple):

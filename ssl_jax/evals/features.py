@@ -20,11 +20,12 @@ from ml_collections import ConfigDict
 
 from ssl_jax.arrays import normalize
 from ssl_jax.data import decoding, image_ops, npz, sources
+from ssl_jax.data.views import View
 from ssl_jax.evals import check
 from ssl_jax.methods import Method
 from ssl_jax.models import Encoder
 from ssl_jax.run.devices import Devices
-from ssl_jax.run.update import Augment, example_keys, make_views
+from ssl_jax.run.update import example_keys, make_views
 from ssl_jax.workdir import files
 
 # The layers whose outputs are evaluated, in the order of the report.
@@ -85,7 +86,7 @@ def around_image(choice: Mapping, pixels: int) -> Callable[[jax.Array], list[jax
   return around
 
 
-def view_extractor(method: Method, augments: list[Augment], devices: Devices, *, seed: int) -> Callable:
+def view_extractor(method: Method, augments: list[View], devices: Devices, *, seed: int) -> Callable:
   """Like `extractor`, with one view per augmentation: features [b, views, d]. Random keys depend on the positions."""
 
   def apply(params, stats, images, positions):
@@ -150,7 +151,7 @@ def squares(source: sources.Source, positions: np.ndarray, size: int) -> tuple[n
   if source.ready(size):
     return source.items[positions], positions
   read = lambda k: source.first_readable(int(k), lambda image: decoding.square(image, size))
-  with ThreadPoolExecutor(os.cpu_count()) as pool:
+  with ThreadPoolExecutor(sources.CORES) as pool:
     images, found = zip(*pool.map(read, positions), strict=True)
   return np.stack(images), np.array(found)
 

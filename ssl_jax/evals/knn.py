@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from ssl_jax.arrays import normalize
 from ssl_jax.evals import check, row_blocks
 from ssl_jax.evals.scoring import classes_before, percent
-from ssl_jax.registry import is_whole, require_choice, require_positive
+from ssl_jax.registry import is_whole, require, require_choice, require_positive
 
 # Float32 rounding leaves about this squared distance between equal unit vectors; smaller distances are clipped to it.
 SMALLEST_SQUARED_DISTANCE = 1e-6
@@ -124,8 +124,8 @@ def classify(
     num_classes: by default the largest label + 1.
     block: queries per block; by default as many as keep the similarities and the votes within 256 MiB each.
   """
-  if not len(k) or not all(is_whole(number) and number >= 1 for number in k):
-    raise ValueError(f'k: {k}, expected at least one number, each 1 or more')
+  whole = lambda k: len(k) > 0 and all(is_whole(number) and number >= 1 for number in k)
+  require('k', k, whole, 'a tuple of numbers of neighbors, such as (200,)')
   k = tuple(sorted(set(k)))
   require_choice('vote', vote, VOTES)
   require_positive(temperature=temperature)

@@ -227,21 +227,21 @@ def fit(
       test set is not used for this choice.
   """
   require_choice('protocol', protocol, PROTOCOLS)
-  name, protocol = protocol, PROTOCOLS[protocol]
-  rates = [protocol.learning_rate] if learning_rates is None else [float(rate) for rate in learning_rates]
+  settings = PROTOCOLS[protocol]
+  rates = [settings.learning_rate] if learning_rates is None else np.ravel(learning_rates).tolist()
   require('learning_rates', rates, lambda x: min(x) > 0, 'at least one positive number')
   require_seeds(seeds)
   train_x, train_y, test_x, test_y = _inputs(train_x, train_y, test_x, test_y)
-  train_x, test_x = _prepare(train_x, test_x, scale=protocol.scale)
+  train_x, test_x = _prepare(train_x, test_x, scale=settings.scale)
   num_classes = int(train_y.max()) + 1
   seeds = [int(seed) for seed in seeds]
 
   def train(x, y, rates):
     """Parameters [seeds · rates, ...], grouped by seed."""
-    batch, scale = _batch(protocol, len(x))
+    batch, scale = _batch(settings, len(x))
     seeds_, rates_ = jnp.asarray(seeds, jnp.uint32), scale * jnp.asarray(rates, jnp.float32)
     kernels = jnp.asarray(initial_kernels(seeds, x.shape[1], num_classes))
-    params = _train(x, jnp.asarray(y), seeds_, kernels, rates_, protocol=protocol, batch=batch)
+    params = _train(x, jnp.asarray(y), seeds_, kernels, rates_, protocol=settings, batch=batch)
     return jax.tree.map(lambda p: p.reshape(-1, *p.shape[2:]), params)
 
   sweep = None
@@ -252,8 +252,8 @@ def fit(
     accuracy = 100 * (np.asarray(before).reshape(len(seeds), len(rates), -1) < 1).mean(axis=(0, 2))
     sweep = dict(zip(rates, accuracy.tolist(), strict=True))
     rates = [rates[int(accuracy.argmax())]]
-  batch, scale = _batch(protocol, len(train_x))
-  report = {'protocol': name, **protocol.settings(), 'batch': batch, 'learning_rate': rates[0]}
+  batch, scale = _batch(settings, len(train_x))
+  report = {'protocol': protocol, **settings.settings(), 'batch': batch, 'learning_rate': rates[0]}
   report |= {'learning_rate_scale': scale, 'held_out_top1': sweep, 'seeds': seeds}
   return _result(report, train(train_x, train_y, rates), test_x, test_y)
 

@@ -106,10 +106,8 @@ def _with_checks(function: Callable[..., jax.Array], streamed: bool) -> Callable
   @functools.wraps(function)
   def loss(pos, neg, *args, where=None, **kwargs):
     if len(args) > len(positional) - 2:
-      named = [key for key, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY and key != 'where']
-      raise TypeError(
-        f'{function.__name__} takes {", ".join(positional)} by position: give {", ".join(named) or "the rest"} by name'
-      )
+      named = [key for key, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
+      raise TypeError(f'{function.__name__} takes {", ".join(positional)} by position: give {", ".join(named)} by name')
     chex.assert_rank(pos, {1, 2})
     pos = to_float32(pos)
     pos = pos[:, None] if pos.ndim == 1 else pos
@@ -180,7 +178,7 @@ def over_negatives(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Loss:
-  """A contrastive loss with its parameters: `loss(pos, neg, where, temperature, axis_name=...) -> [Q]`.
+  """A contrastive loss with its parameters: `loss(pos, neg, temperature, where=..., axis_name=...) -> [Q]`.
 
   Attributes:
     function: an entry of `CONTRASTIVE`.
@@ -259,9 +257,9 @@ class Loss:
     self,
     pos: jax.Array,
     neg: jax.Array | pairs.NegativeBlocks,
-    where: jax.Array | None = None,
     temperature: Temperature | None = None,
     *,
+    where: jax.Array | None = None,
     view_pairs: int = 1,
     axis_name: str | None = None,
   ) -> jax.Array:

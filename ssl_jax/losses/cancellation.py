@@ -48,7 +48,8 @@ def fnc(
   All K positives are in the sum, as in the authors' code. Shapes: pos [Q, K]; neg, false, where [Q, M] -> [Q].
 
   >>> pos, neg, false = jnp.array([[0.9]]), jnp.array([[0.8, -0.2]]), jnp.array([[True, False]])
-  >>> print(fnc(pos, neg, false, jnp.ones((1, 2), bool), 0.5), fnc(pos, neg, false, ~false | false, 0.5, attract=False))
+  >>> every = jnp.ones((1, 2), bool)
+  >>> print(fnc(pos, neg, false, every, 0.5), fnc(pos, neg, false, every, 0.5, attract=False))
   [0.7573] [0.1051]
   """
   if isinstance(neg, pairs.NegativeBlocks):

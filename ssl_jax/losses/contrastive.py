@@ -48,8 +48,8 @@ def info_nce(pos: jax.Array, neg: jax.Array, temperature: Temperature, *, where:
   [0.2721]
   """
   # -log(p / (p + n)) = softplus(log n - log p), which is accurate even if the loss is small.
-  negatives = logsumexp(scale(neg, temperature), where)
-  return jnp.mean(jax.nn.softplus(negatives[:, None] - scale(pos, temperature)), axis=1)
+  log_negatives = logsumexp(scale(neg, temperature), where)
+  return jnp.mean(jax.nn.softplus(log_negatives[:, None] - scale(pos, temperature)), axis=1)
 
 
 @contrastive_loss(streamed=True)

@@ -62,6 +62,7 @@ def dino_centre(
   >>> print(dino_centre(jnp.zeros(2), jnp.array([[1.0, 0.0], [1.0, 2.0]])).round(3))
   [0.1 0.1]
   """
+  require('momentum', momentum, lambda m: 0 <= m < 1, 'in [0, 1)')
   chex.assert_rank(teacher, 2)
   chex.assert_shape(centre, teacher.shape[1:])
   mean = jnp.mean(jax.lax.stop_gradient(to_float32(teacher)), axis=0)

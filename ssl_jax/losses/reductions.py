@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.arrays import reject_check_vma
+from ssl_jax.arrays import check_sharding
 from ssl_jax.registry import require
 from ssl_jax.stream import Stream
 
@@ -66,17 +66,17 @@ def count(neg: jax.Array | Stream, where: jax.Array | None) -> jax.Array:
 
 def log_mean_exp(x: jax.Array, counts: jax.Array, *, axis_name: str | None) -> jax.Array:
   """log(sum e^x / sum counts) over the entries with counts above 0, on all devices.  [...], [...] -> []"""
-  reject_check_vma(x, axis_name)
+  check_sharding(x, axis_name)
   where, counts = counts.astype(bool), counts.astype(x.dtype)  # float: a large batch has more than 2^31 pairs
   shift = jnp.max(jax.lax.stop_gradient(x), where=where, initial=-jnp.inf)
   if axis_name is not None:
     shift = jax.lax.pmax(shift, axis_name)
   shift = jnp.where(jnp.isfinite(shift), shift, 0)
-  total = jnp.sum(jnp.exp(jnp.where(where, x - shift, -jnp.inf)))
-  count = jnp.sum(counts)
+  summed = jnp.sum(jnp.exp(jnp.where(where, x - shift, -jnp.inf)))
+  number = jnp.sum(counts)
   if axis_name is not None:
-    total, count = jax.lax.pmean((total, count), axis_name)
-  return shift + jnp.log(jnp.where(count > 0, total, 1)) - jnp.log(jnp.where(count > 0, count, 1))
+    summed, number = jax.lax.pmean((summed, number), axis_name)
+  return shift + jnp.log(jnp.where(number > 0, summed, 1)) - jnp.log(jnp.where(number > 0, number, 1))
 
 
 def log_mean_exp_by_pair(x: jax.Array, counts: jax.Array, *, view_pairs: int, axis_name: str | None) -> jax.Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.arrays import normalize, reject_check_vma, to_float32
+from ssl_jax.arrays import check_sharding, normalize, to_float32
 from ssl_jax.registry import require, require_choice, require_positive
 
 
@@ -183,7 +183,7 @@ def _views(*views: jax.Array, axis_name: str | None) -> list[jax.Array]:
   chex.assert_equal_shape(views)
   if len(views) < 2:
     raise ValueError(f'views = {len(views)} cannot be compared: give at least 2')
-  reject_check_vma(views[0], axis_name)
+  check_sharding(views[0], axis_name)
   if (size := _batch_size(views[0], axis_name)) < 2:
     raise ValueError(f'batch = {size} example has no variance: give at least 2')
   return [to_float32(z) for z in views]

@@ -10,7 +10,7 @@ from ssl_jax import pairs
 from ssl_jax.arrays import normalize
 from ssl_jax.losses import Loss
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean, of_positives, require_momentum, write
-from ssl_jax.registry import prefix, require
+from ssl_jax.registry import is_whole, prefix, require
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,7 @@ class MemoryBank(Method):
   def __post_init__(self):
     with prefix('method'):
       require_momentum(momentum=self.momentum)
-      require(
-        'negatives', self.negatives, lambda n: isinstance(n, int) and n >= 0, 'a whole number, or 0 for the whole bank'
-      )
+      require('negatives', self.negatives, lambda n: is_whole(n) and n >= 0, 'at least 1, or 0 for the whole bank')
       pairs.check_block(self.block)
 
   def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
@@ -57,7 +55,7 @@ class MemoryBank(Method):
     # Entries are already unit vectors; normalizing them again would copy the bank.
     queries = jnp.concatenate(views)
     pos, neg, where = pairs.with_bank(queries, bank, index, drawn, similarity='dot', block=self.block)
-    loss = jnp.mean(self.contrast.at(params)(pos, neg, where, tau, axis_name=self.axis_name))
+    loss = jnp.mean(self.contrast.at(params)(pos, neg, tau, where=where, axis_name=self.axis_name))
     extra = {**extra, 'bank': self._updated(bank, inputs.index, jax.lax.stop_gradient(mean(views)))}
     return loss, Outputs(batch_stats, extra, of_positives(pos, self.contrast.temperature(tau, pos)))
 

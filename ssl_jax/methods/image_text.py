@@ -89,7 +89,7 @@ class ImageText(Method):
     make = functools.partial(pairs.with_keys, axis_name=self.axis_name, block=self.block)
     queue = enqueue(extra) if self.queue else {}
     earlier_images, earlier_text = queue.get('queue', (None, None))
-    of_pairs = lambda pair: jnp.mean(contrast(pair.pos, pair.neg, pair.where, tau, axis_name=self.axis_name))
+    of_pairs = lambda pair: jnp.mean(contrast(pair.pos, pair.neg, tau, where=pair.where, axis_name=self.axis_name))
     to_text = [make(image, text, earlier_text) for image in images]
     to_image = make(text, jnp.stack(images, axis=1), earlier_images)
     loss = (mean([of_pairs(pair) for pair in to_text]) + of_pairs(to_image)) / 2

@@ -95,7 +95,8 @@ class MoCo(Momentum):
           block=self.block,
         )
       )
-    values = [jnp.mean(self.contrast.at(params)(*pair, tau, axis_name=self.axis_name)) for pair in found]
+    contrast = self.contrast.at(params)
+    values = [jnp.mean(contrast(pos, neg, tau, where=where, axis_name=self.axis_name)) for pos, neg, where in found]
     extra = {**extra, 'momentum': slow, **queue, 'keys': pairs.gather(keys[-1], self.axis_name)}
     pos = jnp.concatenate([jnp.ravel(pair.pos) for pair in found])
     metrics = of_positives(pos, self.contrast.temperature(tau, pos))
@@ -142,7 +143,7 @@ class MoCoV3(Momentum):
         found.setdefault(pair.pos.shape[1], []).append(pair)
     joined = [[jnp.concatenate(parts) for parts in zip(*group, strict=True)] for group in found.values()]
     contrast = self.contrast.at(params)
-    values = [contrast(pos, neg, where, tau, axis_name=self.axis_name) for pos, neg, where in joined]
+    values = [contrast(pos, neg, tau, where=where, axis_name=self.axis_name) for pos, neg, where in joined]
     pos = jnp.concatenate([pair[0].ravel() for pair in joined])
     metrics = of_positives(pos, self.contrast.temperature(tau, pos))
     return jnp.mean(jnp.concatenate(values)), Outputs(stats, {**extra, 'momentum': slow}, metrics)

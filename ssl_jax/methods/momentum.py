@@ -25,10 +25,8 @@ class Momentum(Method):
 
   def __post_init__(self):
     with prefix('method'):
-      for name in ('momentum', 'final_momentum'):
-        value = getattr(self, name)
-        if name == 'momentum' or value is not None:
-          require(name, value, lambda m: 0 <= m <= 1, 'in [0, 1]')
+      require('momentum', self.momentum, lambda m: 0 <= m <= 1, 'in [0, 1]')
+      require('final_momentum', self.final_momentum, lambda m: m is None or 0 <= m <= 1, 'in [0, 1], or None')
 
   def init(self, key: jax.Array, images: jax.Array) -> tuple[Any, Any, Any]:
     params, batch_stats, extra = super().init(key, images)

@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from ssl_jax import losses
 from ssl_jax.models.encoder import Encoder
-from ssl_jax.registry import require
+from ssl_jax.registry import is_whole, require
 from ssl_jax.temperature import Schedule, Temperature
 
 
@@ -194,9 +194,9 @@ def require_momentum(**values: float) -> None:
 
 
 def require_epochs(**values: int) -> None:
-  """Raises a ValueError unless each value is a whole number of epochs, or 0."""
+  """Raises a ValueError unless each value is a whole number of epochs, at least 0."""
   for name, value in values.items():
-    require(name, value, lambda n: isinstance(n, int) and n >= 0, 'a whole number of epochs, or 0')
+    require(name, value, lambda n: is_whole(n) and n >= 0, 'a whole number of epochs')
 
 
 def frozen(params: Any, until: jax.typing.ArrayLike, step: jax.Array) -> Any:

@@ -86,5 +86,6 @@ def _contrast(
   views, batch_stats = method.embed(params, batch_stats, inputs.views, apart)
   pos, neg, where = make(*views, axis_name=method.axis_name)
   tau = method.tau(params, inputs)
-  loss = jnp.mean(method.contrast.at(params)(pos, neg, where, tau, view_pairs=view_pairs, axis_name=method.axis_name))
-  return loss, Outputs(batch_stats, extra, of_positives(pos, method.contrast.temperature(tau, pos)))
+  contrast = method.contrast.at(params)
+  values = contrast(pos, neg, tau, where=where, view_pairs=view_pairs, axis_name=method.axis_name)
+  return jnp.mean(values), Outputs(batch_stats, extra, of_positives(pos, method.contrast.temperature(tau, pos)))

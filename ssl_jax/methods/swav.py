@@ -12,7 +12,7 @@ from ssl_jax.arrays import normalize
 from ssl_jax.methods.distillation import directions
 from ssl_jax.methods.moco import check_queue, enqueue, new_queue
 from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, mean, require_epochs
-from ssl_jax.registry import prefix, require, require_positive
+from ssl_jax.registry import is_whole, prefix, require, require_positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class SwAV(Method):
   def __post_init__(self):
     with prefix('method'):
       require_positive(epsilon=self.epsilon)
-      require('iterations', self.iterations, lambda n: isinstance(n, int) and n >= 1, 'a whole number of at least 1')
+      require('iterations', self.iterations, lambda n: is_whole(n) and n >= 1, 'a whole number of at least 1')
       require_epochs(queue_epochs=self.queue_epochs, freeze_epochs=self.freeze_epochs)
     if self.queue:
       check_queue(self.queue, self.plan.batch_size)

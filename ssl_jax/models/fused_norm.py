@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.arrays import reject_check_vma, to_float32
+from ssl_jax.arrays import check_sharding, to_float32
 
 ROWS = 16  # rows of a tile: with 4 warps, each thread holds 8 neighboring numbers
 COLUMNS = 64  # columns of a tile: a bfloat16 row is 128 bytes, which a GPU reads at once
@@ -95,7 +95,7 @@ def _means(sums, count, axis_name):
   """Means over the global batch, from local sums (an array or a tuple of arrays)."""
   means = jax.tree.map(lambda x: x / count, sums)
   if axis_name is not None:
-    reject_check_vma(jax.tree.leaves(means)[0], axis_name)
+    check_sharding(jax.tree.leaves(means)[0], axis_name)
     means = jax.lax.pmean(means, axis_name)
   return means
 

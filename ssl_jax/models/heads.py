@@ -22,7 +22,7 @@ _LINEAR = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')  # torch.
 def _require_widths(features: Any) -> None:
   width = lambda x: x is None or (registry.is_whole(x) and 1 <= x <= _WIDEST)
   holds = lambda widths: 0 < len(widths) <= 100 and all(map(width, widths))
-  registry.require('features', features, holds, 'the widths of layers, such as (512, 128); None is that of the input')
+  registry.require('features', features, holds, 'layer widths, such as (512, 128); None is the width of the input')
 
 
 class MLP(nn.Module):

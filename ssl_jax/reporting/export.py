@@ -317,7 +317,8 @@ def is_r50_c4(encoder: Encoder) -> bool:
     and encoder.block is Bottleneck
     and encoder.stem == 'imagenet'
     and encoder.stem_stride in (None, 2)
-    and len(encoder.stage_sizes) == 4
+    and tuple(encoder.stage_sizes) == (3, 4, 6, 3)
+    and encoder.width == 64
   )
 
 

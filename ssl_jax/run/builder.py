@@ -145,8 +145,8 @@ def shorten_warmup(config: ConfigDict, changed: Collection[str], planned: Config
   steps = min(max(round(warmup * total / whole), 1), total - 1)
   optimizer.warmup_epochs = round(steps / per_epoch, 6)
   return (
-    f'optimizer.warmup_epochs = {old:g} is {warmup} steps, and the run has {total}: shortened in proportion to '
-    f'{optimizer.warmup_epochs:g} (steps: {steps})'
+    f'optimizer.warmup_epochs = {old:g} is {warmup} steps, but the run has only {total}: the warm-up is shortened '
+    f'to {optimizer.warmup_epochs:g} epochs ({steps} steps)'
   )
 
 

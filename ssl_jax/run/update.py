@@ -9,14 +9,13 @@ import numpy as np
 import optax
 from jax import lax
 
-from ssl_jax.arrays import reject_check_vma
+from ssl_jax.arrays import check_sharding
+from ssl_jax.data.views import View
 from ssl_jax.methods import Inputs, Method
 from ssl_jax.run.online_probe import OnlineProbe
 from ssl_jax.run.state import State, average_of
 
 Images = Any  # images [b, H, W, C], or a tree of arrays [b, ...]; a tuple if the host has cropped the views
-# (key, example) -> one view of the example.
-Augment = Callable[[jax.Array, Any], jax.Array]
 
 
 def example_keys(seed: int, step: jax.Array, slots: jax.Array) -> jax.Array:
@@ -31,7 +30,7 @@ def step_key(seed: int, step: jax.Array) -> jax.Array:
   return jax.random.fold_in(at_step, np.uint32(2**32 - 1))
 
 
-def make_views(augments: list[Augment], keys: jax.Array, images: Images) -> tuple[jax.Array, ...]:
+def make_views(augments: list[View], keys: jax.Array, images: Images) -> tuple[jax.Array, ...]:
   """One view per augmentation, each [b, h, w, C] (captions: [b, T + 2]).
 
   `images` is [b, H, W, C], or a tree of arrays [b, ...]. If the host has cropped the views, it is a tuple of groups
@@ -52,7 +51,7 @@ def make_update(
   method: Method,
   optimizer: optax.GradientTransformation,
   learning_rate: optax.Schedule,
-  augments: list[Augment],
+  augments: list[View],
   *,
   seed: int,
   ema: float = 0.0,
@@ -71,7 +70,7 @@ def make_update(
   """
 
   def update(state, images, index):
-    reject_check_vma(index, axis_name)
+    check_sharding(index, axis_name)
     b = index.shape[0]
     first = lax.axis_index(axis_name) * b if axis_name else 0
     keys = example_keys(seed, state.step, first + jnp.arange(b))

@@ -589,7 +589,8 @@ def test_a_named_list_in_tfds(tmp_path, monkeypatch):
 def test_a_named_list_that_the_data_lacks_is_rejected(tmp_path):
   class_folders(tmp_path)
   fails(
-    "data.classes = 'imagenet100' has 100 of its 100 classes missing", config('folder', tmp_path, classes='imagenet100')
+    "data.classes = 'imagenet100' has 100 classes, of which the data lacks 100",
+    config('folder', tmp_path, classes='imagenet100'),
   )
   path = archive(tmp_path, train_images=pixels(0)[None], class_names=np.array(classes.IMAGENET100))
   fails('needs labels, and the images have none', config('arrays', path, classes='imagenet100'))

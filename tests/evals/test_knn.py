@@ -132,8 +132,9 @@ class KnnTest(chex.TestCase):
   ('change', 'message'),
   [
     (dict(k=(151,)), 'k: 151, expected 1 to 150'),
-    (dict(k=()), r'k: \(\)'),
-    (dict(k=(0, 3)), r'k: \(0, 3\)'),
+    (dict(k=()), r'k = \(\) must be a tuple of numbers'),
+    (dict(k=(0, 3)), r'k = \(0, 3\) must be'),
+    (dict(k=5), 'k = 5 must be a tuple of numbers of neighbors'),
     (dict(vote='loud'), "vote = 'loud' is not a valid choice: give one of cosine"),
     (dict(temperature=0.0), 'temperature = 0.0 must be positive'),
     (dict(bank_labels=None), 'bank_labels: None'),

@@ -78,7 +78,7 @@ def test_the_period_of_a_temperature_is_in_epochs(period, epochs):
     ),
     (
       {'method': dict(name='swav', freeze_epochs='x'), 'loss': dict(name='swav')},
-      "method.freeze_epochs = 'x' must be a whole number of epochs, or 0",
+      "method.freeze_epochs = 'x' must be a whole number of epochs",
     ),
     (
       {'method': dict(name='simclr', similarity='cos')},
