@@ -7,6 +7,7 @@ import pathlib
 import re
 import shlex
 import statistics
+import subprocess
 import sys
 
 import jax
@@ -63,6 +64,7 @@ def test_the_examples_of_the_pages_run(name):
 def test_the_loss_of_contributing_is_its_reference(monkeypatch):
   """The three blocks of the page, as they stand there: the loss, its loop and its row."""
   loss, loop, row = blocks('CONTRIBUTING.md')[:3]
+  monkeypatch.delitem(losses.CONTRASTIVE, 'pairwise_logistic', raising=False)  # a reader may have added it
   before = dict(losses.CONTRASTIVE)
   written, looped = {}, {}
   try:
@@ -82,6 +84,16 @@ def test_the_loss_of_contributing_is_its_reference(monkeypatch):
   finally:
     losses.CONTRASTIVE.clear()
     losses.CONTRASTIVE.update(before)
+
+
+@pytest.mark.slow
+def test_the_code_of_contributing_has_correct_types(tmp_path):
+  modules = [code for code in blocks('CONTRIBUTING.md') if 'import' in code]
+  for number, code in enumerate(modules):
+    (tmp_path / f'block_{number}.py').write_text(code)
+  command = [sys.executable, '-m', 'mypy', '--config-file=pyproject.toml', *map(str, sorted(tmp_path.glob('*.py')))]
+  ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def compare(name, positives):
