@@ -218,7 +218,7 @@ def differences(sweep: Sweep, folder: pathlib.Path, names: Sequence[str]) -> str
     values = column.values(here), column.values(there)
     if all(values):
       fewer = [len(found) for found in values] != [len(here), len(there)]
-      seeds = f' ({len(values[0])} and {len(values[1])} seeds)' * fewer
+      seeds = f' ({len(values[0])} and {len(values[1])} seeds)' if fewer else ''
       lines.append(f'  {column.metric}: {_difference(column, *values)}{seeds}')
   return '\n'.join([*lines, '± is the standard error of the difference, brackets are the 95 % interval (Welch).'])
 

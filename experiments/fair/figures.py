@@ -47,7 +47,8 @@ def comparison(finished: Finished) -> str:
   for name, loss in LOSSES.items():
     found, chosen = sweep.accuracies(name, finished), sweep.best(name, finished)
     diverged = sum(map(math.isinf, found.values()))
-    cells = [loss.title, f'{len(found)} of 9' + f', {diverged} diverged' * bool(diverged), '—', '—', '—', '—']
+    count = f'{len(found)} of 9' + (f', {diverged} diverged' if diverged else '')
+    cells = [loss.title, count, '—', '—', '—', '—']
     if chosen:
       near = sum(accuracy >= found[chosen] - NEAR for accuracy in found.values())
       at = ' and '.join(sweep.edges(name, chosen)) or 'no'

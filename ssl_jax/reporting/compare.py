@@ -282,17 +282,18 @@ def _about_accuracies(
       settings = [key for key in differing if key in names]
       if settings and any(key.startswith(kind) for key in keys):
         text += f' {kind} is not comparable: {_differ(settings)}.'
-    text += ' With one seed, a small difference may be chance.' * any(len(runs) == 1 for runs in groups.values())
+    if any(len(runs) == 1 for runs in groups.values()):
+      text += ' With one seed, a small difference may be chance.'
   else:
     text = ''
   for key in _of_other_sets(groups):
     text += f' {key} is left out, because the runs were evaluated on different sets.'
   if some := [key for key in keys if having(key) < len(groups)]:
     text += f' Not all runs have {", ".join(some)}.'
-    if neighbors := sorted({int(key[3:]) for key in keys if re.fullmatch(r'knn\d+', key)}):
-      choice = f'{",".join(map(str, neighbors))}{"," * (len(neighbors) == 1)}'
-      adds = any(key.startswith('knn') for key in some)
-      text += f' To add it: python main.py --mode=evaluate --workdir=RUN "--config.eval.k=({choice})".' * adds
+    neighbors = sorted({int(key[3:]) for key in keys if re.fullmatch(r'knn\d+', key)})
+    if neighbors and any(key.startswith('knn') for key in some):
+      choice = ','.join(map(str, neighbors)) if len(neighbors) > 1 else f'{neighbors[0]},'
+      text += f' To add it: python main.py --mode=evaluate --workdir=RUN "--config.eval.k=({choice})".'
   return text.strip()
 
 

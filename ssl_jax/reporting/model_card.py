@@ -115,8 +115,10 @@ def results_section(card: Card) -> str:
   if card.results:
     rows = ''.join(f'| `{name}` | {value:.2f} |\n' for name, value in card.results.items())
     how = ', '.join(f'`{key}={value}`' for key, value in card.protocol.items())
-    text += '## Results\n\nAccuracies and recalls are in percent.' + f' Measured with {how}.' * bool(how) + '\n\n'
-    text += f'| result | value |\n|---|---|\n{rows}\n'
+    text += '## Results\n\nAccuracies and recalls are in percent.'
+    if how:
+      text += f' Measured with {how}.'
+    text += f'\n\n| result | value |\n|---|---|\n{rows}\n'
   if card.command:
     text += f'## Training\n\n```\n{card.command}\n```\n\n`config.json` has the whole config.\n\n'
   return text
