@@ -54,19 +54,23 @@ def train(config: ConfigDict, workdir: str) -> dict:
     wandb_log.require_package(config.log.wandb)
   parent = fork.parent_of(config, workdir)
   _require_outside(config, workdir)
-  files.writable(workdir, create=False)  # before the data is read
-  run = builder.build(config, resumed=files.saved(workdir) or parent is not None)
-  _require_same_examples(run)
-  during = run.modality.evaluates(config)
-  evaluator = evaluator_of(run) if during or config.eval.at_end else None
-  state = run.initial_state()
+  exists = files.writable(workdir, create=False).is_dir()
   with contextlib.ExitStack() as stack:
+    if parent:
+      stack.callback(parent.close)
+    if exists:  # another training process is noticed before the data is read
+      stack.enter_context(files.locked(workdir))
+    run = builder.build(config, resumed=files.saved(workdir) or parent is not None)
+    _require_same_examples(run)
+    during = run.modality.evaluates(config)
+    evaluator = evaluator_of(run) if during or config.eval.at_end else None
+    state = run.initial_state()
     if not run.on_device:  # worker batches hold shared memory in reference cycles; otherwise Python warns at exit
       stack.callback(gc.collect)
     if parent:
-      stack.callback(parent.close)
       parent.check(run, state)
-    stack.enter_context(files.locked(workdir))
+    if not exists:  # a refused config leaves no folder behind
+      stack.enter_context(files.locked(workdir))
     identity = run.identity  # reads the names of images
     workdir = files.check(workdir, identity, trains=True)
     files.claim(workdir, config.to_dict())

@@ -323,6 +323,13 @@ def test_only_one_process_trains_in_a_workdir(tmp_path):
     pass
 
 
+def test_a_second_training_process_is_refused_before_the_data_is_read(tmp_path):
+  chosen = tiny(tmp_path)
+  (tmp_path / 'data.npz').unlink()
+  with files.locked(tmp_path / 'run'), pytest.raises(ValueError, match='is in use by another training process'):
+    train.train(chosen, tmp_path / 'run')
+
+
 def test_a_file_system_without_locks_is_accepted(tmp_path, monkeypatch):
   def flock(*_):
     raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
