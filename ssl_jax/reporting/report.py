@@ -180,6 +180,10 @@ def report(workdir: str | pathlib.Path) -> pathlib.Path:
   if run.evaluation:
     file = run.workdir / f'{metric_log.evaluation_name(_other_data(run.config))}.json'
     check_types(file, run.evaluation, {}, ['features', 'epoch'] if 'step' in run.evaluation else ['features'])
+    if not metric_log.belong_together(run.arrays, run.evaluation):
+      raise ValueError(
+        f'{file.with_suffix(".npz")} has the figures of another evaluation than {file.name}: evaluate again'
+      )
   sections = [*_headline(run), *_training(run), *_similarities(run), *_representation(run), *_neighbors(run)]
   sections += [*_classes(run), *_settings(run)]
   return page.write(writable(workdir), 'report', run.title, _lead(run), sections)

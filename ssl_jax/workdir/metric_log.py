@@ -31,6 +31,8 @@ RENAMED = {
   'probe_train': 'online_probe_train',
 }
 
+# The values that evaluation.npz has in common with evaluation.json, as JSON in the array `evaluation`.
+SHARED = ('file', 'step', 'features', 'settings', 'data')
 FLUSH_SECONDS = 20  # between flushes of the TensorBoard file
 
 # Keys of summary.json that describe the training. A later call that does not train keeps their values.
@@ -94,6 +96,15 @@ def read_arrays(workdir: pathlib.Path, name: str = '') -> dict[str, np.ndarray]:
       return {name.replace('neighbours', 'neighbors'): array for name, array in stored.items()}
   except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
     raise ValueError(f'{file} cannot be read ({files.reason(error)}): remove it, and evaluate again') from error
+
+
+def belong_together(arrays: Mapping[str, np.ndarray], results: Mapping) -> bool:
+  """Whether evaluation.npz and evaluation.json are of one evaluation: a kill may have replaced only the first."""
+  return 'evaluation' not in arrays or str(arrays['evaluation']) == _shared(results)  # older versions lack it
+
+
+def _shared(results: Mapping) -> str:
+  return json.dumps({key: results[key] for key in SHARED if key in results})
 
 
 def _row(line: bytes) -> dict | None:
@@ -240,6 +251,7 @@ def write_evaluation(workdir: pathlib.Path, results: Mapping, arrays: Mapping[st
     return
   stem = evaluation_name(name)
   stream = io.BytesIO()
+  arrays = {**arrays, 'evaluation': np.array(_shared(results))}
   np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
   text = json.dumps(results, indent=2, allow_nan=False) + '\n'
   files.write_together({workdir / f'{stem}.npz': stream.getvalue(), workdir / f'{stem}.json': text.encode()})

@@ -213,6 +213,19 @@ def test_a_report_names_the_evaluation_of_another_set(tmp_path):
     report.report(tmp_path)
 
 
+def test_figures_of_another_evaluation_are_not_shown(tmp_path):
+  """A kill between the two renames leaves the new evaluation.npz beside the old evaluation.json."""
+  for step in (1, 2):
+    results = {'step': step, 'epoch': 1.0, 'features': 'backbone', 'knn5': 50.0 + step}
+    metric_log.write_evaluation(tmp_path, results, {'curve': np.arange(3.0)})
+    report.report(tmp_path)
+  (tmp_path / 'evaluation.json').write_text(json.dumps(results | {'step': 1}))
+  with pytest.raises(ValueError, match=r'npz has the figures of another evaluation than evaluation\.json: evaluate'):
+    report.report(tmp_path)
+  np.savez(tmp_path / 'evaluation.npz', curve=np.arange(3.0))  # by an older version
+  report.report(tmp_path)
+
+
 @pytest.mark.parametrize('name', ['neighbors.png', 'neighbors.txt'])
 @pytest.mark.parametrize('kind', ['fifo', 'directory', 'zeros', 'dangling link'])
 def test_a_report_names_damaged_neighbors(tmp_path, name, kind):
