@@ -304,7 +304,7 @@ def test_a_damaged_checkpoint_without_checksums_is_named(tmp_path):
   for file in (tmp_path / 'run' / 'checkpoints' / '2' / 'state').rglob('*'):
     if file.is_file():
       file.write_bytes(b'')
-  with pytest.raises(ValueError, match=r'checkpoint 2 in .* cannot be read .*: remove its folder'):
+  with pytest.raises(ValueError, match=r'checkpoint 2 in .* cannot be read .*: remove its folder, and the run starts again'):
     train.train(chosen, tmp_path / 'run')
 
 
@@ -348,6 +348,13 @@ def test_a_damaged_row_is_named_and_a_cut_last_one_is_dropped(tmp_path):
     file.write_bytes(b'{"step": 1}\n' + line.encode('latin-1') + b'\n{"step": 3}\n')
     with pytest.raises(ValueError, match=r'^line 2 of .*metrics.jsonl has no metrics of a step: fix it'):
       metric_log.read(tmp_path)
+
+
+def test_a_run_that_starts_again_drops_all_rows(tmp_path):
+  """Otherwise, a report shows the accuracy before training of a run that was killed before its first checkpoint."""
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 0, "knn5": 25.0}\n{"step": 1, "loss": 3.0}\n')
+  metric_log.MetricLog(tmp_path, 0, tensorboard=False).close()
+  assert metric_log.read(tmp_path) == []
 
 
 def test_the_metrics_of_older_runs_are_read_under_their_present_names(tmp_path):

@@ -52,6 +52,34 @@ def test_a_checkpoint_that_a_running_training_removes_is_replaced_by_a_newer_one
   checkpoints.close()
 
 
+def test_a_checkpoint_that_a_running_training_is_removing_is_not_damaged(tmp_path, monkeypatch, capsys):
+  """Otherwise, an evaluation advises to remove all checkpoints of the running training."""
+
+  def write(step):
+    folder = tmp_path / 'checkpoints' / str(step)
+    folder.mkdir(parents=True)
+    (folder / 'weights').write_text('weights')
+    checksums.write(folder)
+
+  def removing(folder, damage=checksums.damage):
+    if folder.name == '2':
+      write(4)
+      (folder / 'weights').unlink()
+    return damage(folder)
+
+  write(2)
+  monkeypatch.setattr(checksums, 'damage', removing)
+  checkpoints = Checkpoints(tmp_path)
+  assert checkpoints.latest() == 4 and not capsys.readouterr().err
+  checkpoints.close()
+
+
+def test_what_a_killed_save_has_left_is_removed_by_the_next_training(tmp_path):
+  (tmp_path / 'run' / 'checkpoints' / '3.orbax-checkpoint-tmp' / 'state').mkdir(parents=True)
+  finish(tmp_path)
+  assert sorted(path.name for path in (tmp_path / 'run' / 'checkpoints').iterdir()) == ['2', '4']
+
+
 def same(a, b):
   return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
