@@ -304,7 +304,7 @@ def test_a_damaged_checkpoint_without_checksums_is_named(tmp_path):
   for file in (tmp_path / 'run' / 'checkpoints' / '2' / 'state').rglob('*'):
     if file.is_file():
       file.write_bytes(b'')
-  with pytest.raises(ValueError, match=r'checkpoint 2 in .* cannot be read .*: remove its folder, and the run starts again'):
+  with pytest.raises(ValueError, match=r'checkpoint 2 in .* cannot be read .*: remove its folder, and the run starts'):
     train.train(chosen, tmp_path / 'run')
 
 
@@ -348,6 +348,15 @@ def test_a_damaged_row_is_named_and_a_cut_last_one_is_dropped(tmp_path):
     file.write_bytes(b'{"step": 1}\n' + line.encode('latin-1') + b'\n{"step": 3}\n')
     with pytest.raises(ValueError, match=r'^line 2 of .*metrics.jsonl has no metrics of a step: fix it'):
       metric_log.read(tmp_path)
+
+
+def test_rows_are_on_disk_as_soon_as_they_are_written(tmp_path):
+  """They can be followed during a run, and a kill loses none of them."""
+  log = metric_log.MetricLog(tmp_path, 0, tensorboard=False)
+  for step in (1, 2):
+    log.write(step, {'loss': 3.0})
+    assert metric_log.read(tmp_path)[-1] == {'step': step, 'loss': 3.0}
+  log.close()
 
 
 def test_a_run_that_starts_again_drops_all_rows(tmp_path):
@@ -445,7 +454,10 @@ def test_results_without_checkpoints_are_not_overwritten_by_another_config(tmp_p
   shutil.rmtree(tmp_path / 'run' / 'checkpoints')
   with pytest.raises(ValueError, match=r'holds the results of another config \(seed = 5 here, 0 there\)'):
     train.train(tiny(tmp_path, steps=2, seed=5), tmp_path / 'run')
-  train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
+  file = tmp_path / 'run' / 'summary.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | {'device': 'another'}))
+  trained = train.train(tiny(tmp_path, steps=2), tmp_path / 'run')
+  assert json.loads(file.read_text())['device'] == trained['device'] != 'another'
 
 
 def test_a_workdir_among_the_images_is_refused(tmp_path):
