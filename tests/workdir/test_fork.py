@@ -83,6 +83,17 @@ def test_a_fork_within_a_row_may_have_other_metrics_and_lost_rows_are_named(pare
   assert [row['step'] for row in metric_log.read(tmp_path / 'run') if 'loss' in row] == [4, 12, 16, 20]
 
 
+def test_a_fork_at_the_end_of_a_row_has_this_row(tmp_path, capsys):
+  for name in ('parent', 'run'):
+    (tmp_path / name).mkdir()
+  (tmp_path / 'parent' / 'metrics.jsonl').write_text(
+    ''.join(f'{{"step": {step}, "loss": 3.0}}\n' for step in (4, 8, 12))
+  )
+  metric_log.copy(tmp_path / 'parent', tmp_path / 'run', 8, logged=8)
+  assert [row['step'] for row in metric_log.read(tmp_path / 'run') if 'loss' in row] == [4, 8]
+  assert not capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('stop_at', [0, 3])
 def test_a_fork_that_has_begun_does_not_need_its_parent(parent, stop_at, tmp_path, monkeypatch):
