@@ -48,6 +48,9 @@ def test_a_fork_with_the_same_config_is_the_run_that_went_on(parent, tmp_path, m
   assert 1000 < train.train(chosen, tmp_path / 'run')['seconds'] < 2000
   chex.assert_trees_all_equal(final(tmp_path / 'run', chosen)[1], state)
   assert rows(tmp_path / 'run') == rows(folder / 'run')
+  train.train(tiny(folder, **SETTINGS, fork=f'{tmp_path / "run"}@15'), tmp_path / 'second')
+  first, second = (json.loads((tmp_path / name / 'parent.json').read_text()) for name in ('run', 'second'))
+  assert second['parent'] == first and second['config']['fork'] == chosen.fork
 
 
 @pytest.mark.slow
