@@ -330,6 +330,34 @@ def test_a_second_training_process_is_refused_before_the_data_is_read(tmp_path):
     train.train(chosen, tmp_path / 'run')
 
 
+@pytest.mark.parametrize('exists', [False, True])
+def test_a_workdir_is_locked_from_the_read_of_the_data_or_its_creation_to_the_end(tmp_path, monkeypatch, exists):
+  class Stop(Exception):
+    pass
+
+  def require_lock():
+    with pytest.raises(ValueError, match='in use by another training process'), files.locked(tmp_path / 'run'):
+      pass
+
+  def build(*given, original=train.builder.build, **named):
+    if exists:
+      require_lock()
+    return original(*given, **named)
+
+  def run_from(loop, state):
+    require_lock()
+    raise Stop
+
+  if exists:
+    (tmp_path / 'run').mkdir()
+  monkeypatch.setattr(train.builder, 'build', build)
+  monkeypatch.setattr(train.Loop, 'run_from', run_from)
+  with pytest.raises(Stop):
+    train.train(tiny(tmp_path), tmp_path / 'run')
+  with files.locked(tmp_path / 'run'):
+    pass
+
+
 def test_a_file_system_without_locks_is_accepted(tmp_path, monkeypatch):
   def flock(*_):
     raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
