@@ -1,4 +1,4 @@
-"""Two training steps with every config of docs/reproduce, at small size. By hand, since it takes two hours:
+"""Two training steps with every config of docs/reproduce, at small size. By hand, since it takes one to two hours:
 
     python -m tests.page --processes=2
 
