@@ -83,9 +83,9 @@ def test_every_number_of_the_config_has_bounds():
     ({'model.stage_sizes': (10**9,)}, 'model.stage_sizes = (1000000000,) must be block counts from 1 to 200'),
     ({'model': dict(name='vit_tiny32', depth=10**9)}, 'model.depth = 1000000000 must be at least 1 and at most 200'),
     ({'model.width': True}, 'model.width = True must be a whole number'),
-    ({'projector.features': ()}, 'projector.features = () must be the widths of layers'),
+    ({'projector.features': ()}, 'projector.features = () must be layer widths'),
     ({'projector.features': (2**24, 2**24)}, 'the network needs 1,048,'),
-    ({'projector': dict(name='dino', features=())}, 'projector.features = () must be the widths of layers'),
+    ({'projector': dict(name='dino', features=())}, 'projector.features = () must be layer widths'),
     ({'augment.contrast': 1e30}, 'augment.contrast = 1e+30 must be finite and at least 0, and at most 100'),
     ({'augment.crop_scale': {}}, 'augment.crop_scale = {} must be (low, high)'),
     ({'augment.crop_scale': {'a': {'b': 1}}}, "augment.crop_scale = {'a': {'b': 1}} must be (low, high)"),
@@ -177,7 +177,7 @@ def test_scores_that_are_not_finite_are_an_error(monkeypatch):
   x, y = rng.normal(size=(20, 4)).astype(np.float32), np.arange(20) % 2
   with pytest.raises(ValueError, match=r'^temperature = 1e-300 must be positive and finite in float32'):
     knn.accuracy(x, y, x, y, k=(5,), temperature=1e-300)
-  with pytest.raises(ValueError, match=r'^k: \(True,\)'):
+  with pytest.raises(ValueError, match=r'^k = \(True,\)'):
     knn.classify(x, y, x, k=(True,))
   with pytest.raises(ValueError, match=r'^scores of the linear classifier contain NaN or infinity'):
     linear.fit(x, y, x, y, 'cacr_small', learning_rates=[3e38])

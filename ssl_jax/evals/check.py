@@ -55,7 +55,7 @@ def finite(name: str, scores: Any, fix: str) -> None:
 def labels(name: str, y: ArrayLike | None, examples: int, *, classes: int = 2) -> np.ndarray:
   """Checks labels [examples] of at least `classes` different classes and returns them as int32 on the host."""
   if y is None:
-    raise ValueError(f'{name}: None; this evaluation needs a label for each example')
+    raise ValueError(f'{name} = None: this evaluation needs a label for each example')
   y = np.asarray(y)
   if y.shape != (examples,):
     raise ValueError(f'{name}: shape {y.shape}, expected ({examples},), one label for each feature')

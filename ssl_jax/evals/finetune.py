@@ -63,7 +63,9 @@ def chosen_labels(labels: np.ndarray, which: str, seed: int) -> np.ndarray:
   for c in np.unique(labels):
     own = rng.permutation(np.flatnonzero(labels == c))
     if isinstance(amount, int) and len(own) < amount:
-      raise ValueError(f'labels: {which!r}, but class {c} has {len(own)} training images; use a share, such as 10%')
+      raise ValueError(
+        f'labels = {which!r} is more than the {len(own)} training images of class {c}: use a share, such as 10%'
+      )
     chosen.append(own[: amount if isinstance(amount, int) else max(1, round(amount * len(own)))])
   return np.sort(np.concatenate(chosen))
 

@@ -88,7 +88,7 @@ def _inputs(bank, queries, k):
   bank, queries = check.features('bank', bank), check.features('queries', queries)
   check.same_width('queries', queries, 'bank', bank)
   if not 1 <= k <= len(bank):
-    raise ValueError(f'k: {k}, expected 1 to {len(bank)}, the number of examples in the bank')
+    raise ValueError(f'k = {k} must be from 1 to {len(bank)}, the number of examples in the bank')
   return bank, queries
 
 
@@ -133,7 +133,7 @@ def classify(
   bank_labels = check.labels('bank_labels', bank_labels, len(bank))
   num_classes = num_classes or int(bank_labels.max()) + 1
   if num_classes <= bank_labels.max():
-    raise ValueError(f'num_classes: {num_classes}, expected more than {bank_labels.max()}, the largest bank label')
+    raise ValueError(f'num_classes = {num_classes} must be above {bank_labels.max()}, the largest label of the bank')
   block = block or row_blocks.rows(len(queries), max(len(bank), k[-1] * num_classes))
   scores = _classify(
     bank, jnp.asarray(bank_labels), queries, temperature, k=k, vote=vote, num_classes=num_classes, block=block

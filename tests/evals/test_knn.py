@@ -131,14 +131,14 @@ class KnnTest(chex.TestCase):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    (dict(k=(151,)), 'k: 151, expected 1 to 150'),
+    (dict(k=(151,)), 'k = 151 must be from 1 to 150'),
     (dict(k=()), r'k = \(\) must be a tuple of numbers'),
     (dict(k=(0, 3)), r'k = \(0, 3\) must be'),
     (dict(k=5), 'k = 5 must be a tuple of numbers of neighbors'),
     (dict(vote='loud'), "vote = 'loud' is not a valid choice: give one of cosine"),
     (dict(temperature=0.0), 'temperature = 0.0 must be positive'),
-    (dict(bank_labels=None), 'bank_labels: None'),
-    (dict(query_labels=None), 'query_labels: None'),
+    (dict(bank_labels=None), 'bank_labels = None'),
+    (dict(query_labels=None), 'query_labels = None'),
     (dict(bank_labels=np.zeros(150, int)), 'bank_labels: every example is of class 0'),
     (dict(bank_labels=np.zeros(149, int)), r'bank_labels: shape \(149,\), expected \(150,\)'),
     (dict(bank_labels=np.arange(150) - 1), 'bank_labels: 1 negative'),
@@ -159,7 +159,7 @@ def test_errors_name_the_argument(change, message):
 
 def test_num_classes_too_small_is_an_error():
   bank, labels, queries, _ = clusters()
-  with pytest.raises(ValueError, match='num_classes: 3, expected more than 4'):
+  with pytest.raises(ValueError, match='num_classes = 3 must be above 4'):
     knn.classify(bank, labels, queries, k=(1,), num_classes=3)
   assert knn.classify(bank, labels, queries, k=(1,), num_classes=9)[1].shape == (41, 9)
 

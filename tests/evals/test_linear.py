@@ -284,7 +284,7 @@ def test_the_best_rate_on_a_held_out_tenth_is_scaled_with_the_batch(monkeypatch)
     (dict(learning_rates=(0.1, -1)), r'learning_rates = \[0.1, -1.0\] must be'),
     (dict(learning_rates=(0.1, 0)), r'learning_rates = \[0.1, 0.0\] must be'),
     (dict(seeds=()), r'seeds = \(\) must be at least one integer'),
-    (dict(train_y=None), 'train_y: None'),
+    (dict(train_y=None), 'train_y = None'),
     (dict(train_y=np.zeros(37, int)), 'train_y: every example is of class 0'),
     (dict(test_y=np.full(37, 9)), r'test_y: classes \[9\] do not occur in train_y'),
     (dict(test_x=np.ones((37, 4))), 'test_x: 4 dimensions, but train_x has 5'),

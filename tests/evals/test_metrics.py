@@ -279,7 +279,7 @@ def test_memory_does_not_grow_as_the_square_of_the_examples():
     (lambda: metrics.uniformity(np.full((3, 2), np.inf)), 'features: holds NaN'),
     (lambda: metrics.alignment(VIEWS[:1]), 'views: 1 view'),
     (lambda: metrics.alignment(X), r'views: shape \(37, 6\)'),
-    (lambda: metrics.tolerance(X, None), 'labels: None'),
+    (lambda: metrics.tolerance(X, None), 'labels = None'),
     (lambda: metrics.tolerance(X, Y * 10**6), 'labels: classes up to .*; number the classes from 0'),
     (lambda: metrics.penalty_entropy(X, -0.5), 'temperature = -0.5 must be positive'),
     (
@@ -297,12 +297,15 @@ def test_memory_does_not_grow_as_the_square_of_the_examples():
     (lambda: metrics.repelling_gap(X, Y, X[:9], np.arange(9) % 2), r'query_labels: classes \[2, 3, 7\]'),
     (lambda: metrics.repelling_gap(X, Y, VIEWS[1][:, :3], Y), 'query: 6 dimensions, but bank has 3'),
     (lambda: metrics.attracting_gap(X, VIEWS[:, :4]), r'views: shape \(3, 4, 6\), expected \[views, 37, 6\]'),
-    (lambda: metrics.conditional_entropy(X, batch=38), 'batch: 38, expected 3 to 37'),
+    (lambda: metrics.conditional_entropy(X, batch=38), 'batch = 38 must be from 3 to 37'),
     (lambda: metrics.penalty_entropy(X[:2], 0.1), 'features: 2 examples'),
     (lambda: metrics.penalty_distribution(X[:1], 0.1), 'features: 1 example'),
-    (lambda: metrics.local_separation(X, VIEWS[1], k=37), 'k: 37, expected 1 to 36'),
+    (lambda: metrics.local_separation(X, VIEWS[1], k=37), 'k = 37 must be from 1 to 36'),
     (lambda: metrics.local_separation(X, VIEWS[1][:4]), r'positives: shape \(4, 6\), expected \(37, 6\)'),
-    (lambda: metrics.alpha_req(X[:, :3]), r'ranks: \(3, 100\), but the covariance has rank 3'),
+    (
+      lambda: metrics.alpha_req(X[:, :3]),
+      r'ranks = \(3, 100\) must include two eigenvalues, but the covariance has rank 3',
+    ),
     (lambda: metrics.lidar(VIEWS[:1]), r'views: shape \(1, 37, 6\)'),
   ],
 )

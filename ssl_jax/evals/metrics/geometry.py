@@ -95,9 +95,7 @@ def alpha_req(x: ArrayLike, *, ranks: tuple[int, int] = (3, 100)) -> float:
   rank = int(np.sum(eigenvalues > eigenvalues.max() * noise**2))
   i = np.arange(ranks[0], min(ranks[1], rank) + 1)
   if len(i) < 2:
-    raise ValueError(
-      f'ranks: {ranks}, but the covariance has rank {rank}; expected at least two eigenvalues in the range'
-    )
+    raise ValueError(f'ranks = {ranks} must include two eigenvalues, but the covariance has rank {rank}: lower them')
   slope, _ = np.polyfit(np.log(i), np.log(eigenvalues[i - 1]), 1, w=1 / np.sqrt(i))
   return float(-slope)
 

@@ -67,7 +67,7 @@ def conditional_entropy(x: ArrayLike, *, t_neg: float = 2.0, batch: int = 768) -
   require_positive(t_neg=t_neg)
   x = check.features('features', x)
   if not 3 <= batch <= len(x):
-    raise ValueError(f'batch: {batch}, expected 3 to {len(x)}, the number of examples')
+    raise ValueError(f'batch = {batch} must be from 3 to {len(x)}, the number of examples')
   return row_blocks.mean(_conditional_entropy(x, t_neg, batch=batch))
 
 
@@ -95,7 +95,7 @@ def local_separation(anchors: ArrayLike, positives: ArrayLike, *, k: int = 10, b
   anchors, positives = check.two('anchors', anchors, 'positives', positives)
   n = len(anchors)
   if not 1 <= k < n:
-    raise ValueError(f'k: {k}, expected 1 to {n - 1}, the number of negatives of an example')
+    raise ValueError(f'k = {k} must be from 1 to {n - 1}, the number of negatives of an example')
   return np.asarray(_local_separation(anchors, positives, k=k, block=block or row_blocks.rows(n, n)))
 
 
