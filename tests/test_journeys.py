@@ -278,8 +278,8 @@ def test_a_run_shorter_than_the_warm_up_has_a_shorter_one(tmp_path):
   steps = round(per_epoch * 20 / 1000)
   assert per_epoch >= 20 and steps >= 1
   assert said == (
-    f'optimizer.warmup_epochs = 1 is {per_epoch} steps, and the run has 20: '
-    f'shortened in proportion to {warmup:g} (steps: {steps})'
+    f'optimizer.warmup_epochs = 1 is {per_epoch} steps, but the run has only 20: '
+    f'the warm-up is shortened to {warmup:g} epochs (steps: {steps})'
   )
   assert round(warmup * per_epoch) == steps
   assert shortened(file='configs/quickstart.py:steps=20')[1] == warmup

@@ -31,7 +31,7 @@ def test_every_second_view_has_the_other_augmentation(tmp_path):
   [
     ({'model.width': 0}, 'model.width = 0 must be at least 1 and at most 1048576'),
     ({'model.width': 'wide'}, "model.width = 'wide' must be at least 1 and at most 1048576"),
-    ({'projector.features': 16}, 'projector.features = 16 must be the widths of layers'),
+    ({'projector.features': 16}, 'projector.features = 16 must be layer widths'),
     ({'model.dtype': 'float64'}, "model.dtype = 'float64' is not a parameter of 'resnet_tiny'"),
     ({'projector.name': 'simcrl'}, "projector.name = 'simcrl' is not a known projector: did you mean 'simclr'"),
     (

@@ -146,7 +146,7 @@ def shorten_warmup(config: ConfigDict, changed: Collection[str], planned: Config
   optimizer.warmup_epochs = round(steps / per_epoch, 6)
   return (
     f'optimizer.warmup_epochs = {old:g} is {warmup} steps, but the run has only {total}: the warm-up is shortened '
-    f'to {optimizer.warmup_epochs:g} epochs ({steps} steps)'
+    f'to {optimizer.warmup_epochs:g} epochs (steps: {steps})'
   )
 
 
