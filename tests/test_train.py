@@ -577,7 +577,7 @@ def test_without_labels_only_knn_is_refused(tmp_path):
     ({'imbalance': dict(name='pareto', n_max=8, n_min=9)}, 'imbalance.n_min = 9 must be at most n_max = 8'),
     (
       {'imbalance': dict(name='exponential_tail', ratio=0.1), 'batch_size': 16, 'eval.finetune': '5-shot'},
-      "eval.finetune: labels: '5-shot', but class . has . training images",
+      "eval.finetune: labels = '5-shot' is more than the . training images of class .",
     ),
   ],
 )
