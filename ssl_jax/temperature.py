@@ -37,20 +37,24 @@ Temperature = float | jax.Array | Callable[[jax.Array], jax.Array]
 
 
 def scale(s: jax.Array, temperature: Temperature) -> jax.Array:
-  """s / tau, where tau is a number, an array (a scalar or one value per row of s) or tau(s).  [Q, ...] -> [Q, ...]
+  """s / tau.  [Q, ...] -> [Q, ...]
 
-  For a `Stream` the result is a `Stream`.
+  tau is a number, an array (a scalar, one value per row of s, or one per similarity), or a function of s. For a
+  `Stream`, the result is a `Stream`.
 
   >>> print(scale(jnp.array([-1.0, 0.0, 1.0]), cosine(0.1, 0.2)).round(3))
   [-5.  0.  5.]
   """
   if isinstance(s, Stream):
     return _scaled_stream(s, temperature)
-  tau = for_queries(temperature, len(s) if np.ndim(s) else 1)
-  if callable(tau):
-    return s / tau(s if isinstance(tau, with_gradient) else jax.lax.stop_gradient(s))
-  tau = jnp.asarray(tau, s.dtype)
-  return s / (tau.reshape(-1, *(1,) * (s.ndim - 1)) if tau.ndim else tau)
+  check_temperature(temperature)
+  if callable(temperature):
+    return s / temperature(s if isinstance(temperature, with_gradient) else jax.lax.stop_gradient(s))
+  tau = jnp.asarray(temperature, s.dtype)
+  if tau.shape != np.shape(s):
+    tau = jnp.asarray(for_queries(tau, len(s) if np.ndim(s) else 1))
+    tau = tau.reshape(-1, *(1,) * (np.ndim(s) - 1)) if tau.ndim else tau
+  return s / tau
 
 
 def check_temperature(temperature: Temperature) -> None:

@@ -153,3 +153,8 @@ def call(*arguments):
   with pytest.raises(SystemExit) as stopped:
     main.main(rest)
   return str(stopped.value)
+
+
+def of_pairs(loss, found, tau=None, **more):
+  """A `Loss` of what a function of `ssl_jax.pairs` gives."""
+  return loss(found.pos, found.neg, tau, where=found.where, **more)

@@ -12,7 +12,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from ssl_jax import losses, pairs, temperature
-from tests.helpers import mapped
+from tests.helpers import mapped, of_pairs
 
 PARAMETERS = {
   'hard': dict(fraction=0.3),
@@ -33,10 +33,6 @@ LEARNED = temperature.from_config(
 
 def embeddings(views, batch, width=3, seed=0):
   return np.random.default_rng([seed, views, batch]).normal(size=(views, batch, width)).astype(np.float32)
-
-
-def of_pairs(loss, found, tau, **more):
-  return loss(found.pos, found.neg, tau, where=found.where, **more)
 
 
 def values_and_gradients(values, *arguments):

@@ -322,7 +322,7 @@ class MisuseTest(absltest.TestCase):
 
       def total(views, masked, loss=loss, tau=tau):
         pos, neg, where = pairs.in_batch(*views)
-        return loss(pos, neg, where if masked else None, tau).sum()
+        return loss(pos, neg, tau, where=where if masked else None).sum()
 
       expected, actual = (jax.value_and_grad(total)(views, masked) for masked in (True, False))
       chex.assert_trees_all_close(actual, expected, rtol=1e-6, atol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from ssl_jax import kernels, losses, pairs, stream, temperature
-from tests.helpers import mapped
+from tests.helpers import mapped, of_pairs
 from tests.test_blocks import LEARNED, LOSSES, assert_same, embeddings, values_and_gradients
 
 STREAMED = [name for name, loss in LOSSES.items() if loss.properties.streamed]
@@ -29,7 +29,7 @@ def of_loss(loss, tau, form, **block):
 
   def of(z, params):
     with stream.form(form):
-      return loss(*pairs.in_batch(*z, **block), tau(params))
+      return of_pairs(loss, pairs.in_batch(*z, **block), tau(params))
 
   return jax.jit(lambda z, params: values_and_gradients(of, z, params))(embeddings(2, 21, width=5), LEARNED.init())
 
@@ -128,7 +128,7 @@ class EveryKernelTest(SmallTiles):
 
     def of(z, block, form):
       with stream.form(form):
-        return LOSSES['cacr'](*make(*z, block=block))
+        return of_pairs(LOSSES['cacr'], make(*z, block=block))
 
     expected, actual = (
       jax.jit(lambda z, b=block, f=form: values_and_gradients(lambda z: of(z, b, f), z))(embeddings(2, 21))
@@ -146,7 +146,7 @@ class EveryKernelTest(SmallTiles):
 
       def total(z, loss=LOSSES[name], tau=tau):
         with stream.form('kernel'):
-          return loss(*pairs.in_batch(*z, block=1), tau).sum()
+          return of_pairs(loss, pairs.in_batch(*z, block=1), tau).sum()
 
       with jax.sharding.use_abstract_mesh(mesh):
         lowered = jax.jit(jax.grad(total)).trace(z).lower(lowering_platforms=('cuda',))
@@ -200,7 +200,7 @@ class RingTest(chex.TestCase):
           z = [x @ params[name] for x in batch.swapaxes(0, 1)]
           tau = temperature.cosine(0.1, 0.5) if LOSSES[name].takes_temperature else None
           made = pairs.in_batch(*z, axis_name=axis_name, **block)
-          found[name] = jnp.mean(LOSSES[name](*made, tau, axis_name=axis_name))
+          found[name] = jnp.mean(of_pairs(LOSSES[name], made, tau, axis_name=axis_name))
         return sum(found.values()), found
 
       with stream.form(form):

@@ -92,6 +92,11 @@ class FunctionTest(chex.TestCase):
 
 
 class ScaleTest(absltest.TestCase):
+  def test_one_temperature_per_similarity(self):
+    s = jnp.linspace(-1, 1, 6).reshape(2, 3)
+    tau = temperature.cosine(0.1, 0.2)
+    np.testing.assert_allclose(temperature.scale(s, tau(s)), temperature.scale(s, tau), rtol=1e-6)
+
   def test_what_does_not_suit_the_similarities_is_refused(self):
     for tau, message in (
       (jnp.full(3, 0.5), r'^temperature has shape \(3,\), but there are 2 queries: give a number, or one each'),
