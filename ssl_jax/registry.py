@@ -205,6 +205,15 @@ def require_positive(**values: Any) -> None:
     require(name, value, lambda x: in_float32(x) and x > 0, must_be)
 
 
+def require_momentum(**values: Any) -> None:
+  """Raises a ValueError unless each value is a momentum, in [0, 1).
+
+  >>> require_momentum(momentum=0.9)
+  """
+  for name, value in values.items():
+    require(name, value, lambda m: 0 <= m < 1, 'in [0, 1)')
+
+
 def require_bool(name: str, value: Any) -> None:
   """Raises a ValueError unless the value is a bool; the string 'no', for example, would count as True.
 

@@ -295,13 +295,12 @@ def _checked_labels(run: Run) -> dict[str, np.ndarray]:
     )
   check.seen(names['test'], labels['test'], 'the training images', labels['train'], run.eval_test.class_name)
   one_folder = run.eval_data['source'] == 'folder' and len(set(splits.values())) == 1
-  fix = 'give splits without common images, '
   if one_folder and run.eval_data['held_out'] > 0:  # nothing else gives common images
     fix = 'remove links to other images of the folder'
   elif section == 'data':
-    fix += 'or the same split twice and data.held_out=0.1'
+    fix = 'give splits without common images, or the same split twice and data.held_out=0.1'
   else:
-    fix += 'such as a folder with train and val'
+    fix = 'give splits without common images, such as a folder with train and val'
   _require_apart(run.eval_train, run.eval_test, names, fix)
   return labels
 

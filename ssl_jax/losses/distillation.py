@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax.arrays import normalize, to_float32
-from ssl_jax.registry import is_whole, require, require_positive
+from ssl_jax.registry import is_whole, require, require_momentum, require_positive
 from ssl_jax.temperature import Temperature, scale
 
 
@@ -62,7 +62,7 @@ def dino_centre(
   >>> print(dino_centre(jnp.zeros(2), jnp.array([[1.0, 0.0], [1.0, 2.0]])).round(3))
   [0.1 0.1]
   """
-  require('momentum', momentum, lambda m: 0 <= m < 1, 'in [0, 1)')
+  require_momentum(momentum=momentum)
   chex.assert_rank(teacher, 2)
   chex.assert_shape(centre, teacher.shape[1:])
   mean = jnp.mean(jax.lax.stop_gradient(to_float32(teacher)), axis=0)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from ssl_jax import pairs
 from ssl_jax.arrays import normalize
 from ssl_jax.losses import Loss
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean, of_positives, require_momentum, write
-from ssl_jax.registry import is_whole, prefix, require
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, mean, of_positives, write
+from ssl_jax.registry import is_whole, prefix, require, require_momentum
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

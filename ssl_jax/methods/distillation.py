@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from ssl_jax import losses, temperature
 from ssl_jax.methods.momentum import Momentum
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, mean, require_epochs, require_momentum
-from ssl_jax.registry import prefix, require
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, frozen, mean, require_epochs
+from ssl_jax.registry import prefix, require, require_momentum
 
 
 def directions(views: int, targets: int) -> list[tuple[int, int]]:

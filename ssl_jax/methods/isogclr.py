@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import pairs
-from ssl_jax.methods.protocol import Inputs, Method, Outputs, require_momentum, write
-from ssl_jax.registry import prefix, require
+from ssl_jax.methods.protocol import Inputs, Method, Outputs, write
+from ssl_jax.registry import prefix, require, require_momentum
 
 
 def robust_contrastive(

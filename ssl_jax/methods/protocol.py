@@ -187,12 +187,6 @@ def write(table: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
   return table.at[jnp.where(again, len(table) + place, index)].set(rows, mode='drop', unique_indices=True)
 
 
-def require_momentum(**values: float) -> None:
-  """Raises a ValueError unless each value is a momentum, in [0, 1)."""
-  for name, value in values.items():
-    require(name, value, lambda m: 0 <= m < 1, 'in [0, 1)')
-
-
 def require_epochs(**values: int) -> None:
   """Raises a ValueError unless each value is a whole number of epochs, at least 0."""
   for name, value in values.items():

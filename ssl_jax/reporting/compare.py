@@ -292,8 +292,8 @@ def _about_accuracies(
     text += f' Not all runs have {", ".join(some)}.'
     neighbors = sorted({int(key[3:]) for key in keys if re.fullmatch(r'knn\d+', key)})
     if neighbors and any(key.startswith('knn') for key in some):
-      choice = ','.join(map(str, neighbors)) if len(neighbors) > 1 else f'{neighbors[0]},'
-      text += f' To add it: python main.py --mode=evaluate --workdir=RUN "--config.eval.k=({choice})".'
+      choice = str(tuple(neighbors)).replace(' ', '')
+      text += f' To add it: python main.py --mode=evaluate --workdir=RUN "--config.eval.k={choice}".'
   return text.strip()
 
 

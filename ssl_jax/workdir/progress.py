@@ -164,9 +164,10 @@ def finish(workdir: pathlib.Path, summary: Mapping) -> None:
   commands = {'evaluate': 'all evaluations', 'report': 'a page of numbers and figures'}
   if not found or any(workdir.glob('evaluation*.json')):  # the images may have no labels, or are evaluated already
     del commands['evaluate']
-  alone = {'evaluate': ' --config.parallel.processes=1'} if jax.process_count() > 1 else {}
   for mode, text in commands.items():
-    command = f'python main.py --mode={mode} --workdir={shlex.quote(str(workdir))}{alone.get(mode, "")}'
+    command = f'python main.py --mode={mode} --workdir={shlex.quote(str(workdir))}'
+    if mode == 'evaluate' and jax.process_count() > 1:
+      command += ' --config.parallel.processes=1'
     print(f'  {text + ":":48}{command}')
 
 
